@@ -1,0 +1,10 @@
+//! The wire contract of kvstrata, generated from `proto/kvstrata/v1/*.proto`. No logic lives here.
+
+/// Version 1 of the contract.
+pub mod v1 {
+    tonic::include_proto!("kvstrata.v1");
+}
+
+/// The encoded file descriptor set, for the reflection service.
+pub const FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

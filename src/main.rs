@@ -1,0 +1,3 @@
+//! The `kvstrata` binary.
+
+fn main() {}

@@ -1,0 +1,46 @@
+//! Every constant limit of the store, with the reason for its value and its relations to others.
+
+use std::time::Duration;
+
+/// Bytes in one kibibyte, mebibyte and gibibyte.
+pub const KIB: u64 = 1 << 10;
+/// See [`KIB`].
+pub const MIB: u64 = 1 << 20;
+/// See [`KIB`].
+pub const GIB: u64 = 1 << 30;
+
+/// Parts one namespace may declare: TP 16 x PP 8 x two cache groups, with room.
+pub const PARTS_MAX: usize = 1024;
+/// The longest part, in bytes: a 64-token block of a 70B model without tensor parallelism is 20 MiB.
+pub const PART_BYTES_MAX: u64 = 64 * MIB;
+/// The longest block (all parts together), in bytes.
+pub const BLOCK_BYTES_MAX: u64 = 64 * MIB;
+/// The longest identity field, in bytes: model paths and revisions are far shorter.
+pub const NAMESPACE_FIELD_BYTES_MAX: usize = 1024;
+/// Namespaces one process interns: each costs about 1 KiB and is never dropped.
+pub const NAMESPACES_MAX: usize = 65_536;
+
+/// The size of an arena extent when the arena is large enough for many, in bytes.
+pub const EXTENT_BYTES_MAX: u64 = 64 * MIB;
+/// The smallest extent, in bytes: small arenas are for tests and laptops.
+pub const EXTENT_BYTES_MIN: u64 = MIB;
+/// Extents that an arena should have at least, so that classes can trade them.
+pub const EXTENTS_MIN: u64 = 64;
+/// The size of an arena region (one memfd), in bytes.
+pub const REGION_BYTES_MAX: u64 = GIB;
+
+/// Shards of the map. More than the cores of a large node; each holds one lock.
+pub const SHARDS: usize = 64;
+/// The share of dram that one put context may take from others before it has been read: 1 / this.
+pub const CONTEXT_SHARE_DIVISOR: u64 = 4;
+/// How long a client should wait when everything evictable is pinned.
+pub const RETRY_AFTER_PINNED: Duration = Duration::from_millis(50);
+/// Events a shard keeps for a slow reader before it asks for a resync.
+pub const SHARD_EVENTS_MAX: usize = 4096;
+/// Index bytes set aside for each block, an upper bound that the index bench checks.
+pub const INDEX_BYTES_PER_BLOCK: u64 = 200;
+
+const _: () = assert!(EXTENT_BYTES_MAX >= BLOCK_BYTES_MAX, "a block must fit into one extent");
+const _: () = assert!(PART_BYTES_MAX <= BLOCK_BYTES_MAX, "a part is a share of a block");
+const _: () = assert!(REGION_BYTES_MAX.is_multiple_of(EXTENT_BYTES_MAX), "regions hold whole extents");
+const _: () = assert!(SHARDS.is_power_of_two(), "shards are picked by hash bits");
