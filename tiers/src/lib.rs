@@ -1,1 +1,8 @@
-//! The kvstrata store.
+//! The kvstrata store: blocks at rest.
+
+pub mod block;
+pub mod checksum;
+pub mod error;
+pub mod limits;
+pub mod namespace;
+pub mod tier;

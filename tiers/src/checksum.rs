@@ -1,0 +1,83 @@
+//! The one checksum that travels with a part through every tier and over the wire.
+//!
+//! XXH3-64 (the XXH3 specification of the xxHash project, little-endian, as implemented by
+//! `xxhash-rust`) over the part's bytes, with a seed that is itself XXH3-64 over the identity:
+//! namespace id (32 bytes), block hash (32 bytes, zero-extended), cache group and rank (u32,
+//! little-endian). Bytes that are right for another block, another namespace or another part
+//! therefore fail as surely as damaged ones.
+//!
+//! It guards against faults, not against an adversary who can choose bytes: whoever may put under a
+//! key may put anything. Why this one: docs/decisions/0002-part-checksum.md, measured by
+//! `cargo bench --bench checksum`.
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::{block::BlockHash, namespace::NamespaceId};
+
+/// Bytes of identity that make the seed.
+const IDENTITY_BYTES: usize = 32 + 32 + 4 + 4;
+
+/// Returns the checksum of `bytes` as the part (`group`, `rank`) of one block.
+#[must_use]
+pub fn part_checksum(
+    namespace: &NamespaceId,
+    hash: &BlockHash,
+    group: u32,
+    rank: u32,
+    bytes: &[u8],
+) -> u64 {
+    xxh3_64_with_seed(bytes, seed(namespace, hash, group, rank))
+}
+
+fn seed(namespace: &NamespaceId, hash: &BlockHash, group: u32, rank: u32) -> u64 {
+    let mut identity = [0_u8; IDENTITY_BYTES];
+    let fields = namespace
+        .as_bytes()
+        .iter()
+        .chain(hash.as_bytes())
+        .copied()
+        .chain(group.to_le_bytes())
+        .chain(rank.to_le_bytes());
+    for (to, from) in identity.iter_mut().zip(fields) {
+        *to = from;
+    }
+    xxh3_64(&identity)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hash(byte: u8) -> BlockHash {
+        BlockHash::new(&[byte; 32]).unwrap()
+    }
+
+    /// Computed with the `xxhash` package of Python.
+    const GOLDEN: u64 = 2_777_250_146_512_885_267;
+
+    #[test]
+    fn golden_value_never_changes() {
+        let namespace = NamespaceId::from_bytes([7; 32]);
+        let bytes: Vec<u8> = (0..=255).cycle().take(4096).collect();
+        assert_eq!(part_checksum(&namespace, &hash(9), 1, 2, &bytes), GOLDEN);
+    }
+
+    #[test]
+    fn every_part_of_the_identity_counts() {
+        let (a, b) = (
+            NamespaceId::from_bytes([1; 32]),
+            NamespaceId::from_bytes([2; 32]),
+        );
+        let bytes = [5; 1000];
+        let all = [
+            part_checksum(&a, &hash(1), 0, 0, &bytes),
+            part_checksum(&b, &hash(1), 0, 0, &bytes),
+            part_checksum(&a, &hash(2), 0, 0, &bytes),
+            part_checksum(&a, &hash(1), 1, 0, &bytes),
+            part_checksum(&a, &hash(1), 0, 1, &bytes),
+            part_checksum(&a, &hash(1), 0, 0, &bytes[..999]),
+        ];
+        let distinct: std::collections::HashSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len());
+    }
+}

@@ -1,0 +1,100 @@
+//! How a namespace becomes its id: the canonical encoding, and the hash of foreign keys.
+//!
+//! ```text
+//! keyed BLAKE3(secret) over
+//!   "kvstrata namespace v1" 00
+//!   kind  u8                      1 engine, 2 opaque
+//!   for each field, ascending tag:
+//!     tag     u8
+//!     length  u64 little-endian   of the value, in bytes
+//!     value
+//! ```
+//! Numbers are u32 little-endian. The parts are one value: (group, rank, bytes) of each, in order.
+//! A new field gets a new tag; a field is never reused. docs/formats.md has the table of tags.
+
+use super::{Identity, NamespaceId, NamespaceSpec, PartSpec, Secret};
+use crate::block::BlockHash;
+
+const DOMAIN: &[u8] = b"kvstrata namespace v1\0";
+const FOREIGN_CONTEXT: &str = "kvstrata v1 foreign key";
+
+struct Encoder(blake3::Hasher);
+
+impl Encoder {
+    fn new(secret: &Secret, kind: u8) -> Self {
+        let mut hasher = blake3::Hasher::new_keyed(&secret.0);
+        hasher.update(DOMAIN).update(&[kind]);
+        Self(hasher)
+    }
+
+    fn field(mut self, tag: u8, value: &[u8]) -> Self {
+        let length = u64::try_from(value.len()).unwrap_or(u64::MAX);
+        self.0
+            .update(&[tag])
+            .update(&length.to_le_bytes())
+            .update(value);
+        self
+    }
+
+    fn id(self) -> NamespaceId {
+        NamespaceId(*self.0.finalize().as_bytes())
+    }
+}
+
+/// Returns the id of `spec` under `secret`.
+pub(super) fn namespace_id(secret: &Secret, spec: &NamespaceSpec) -> NamespaceId {
+    match spec {
+        NamespaceSpec::Engine(identity) => engine_fields(secret, identity, &identity.hash_root),
+        NamespaceSpec::Opaque {
+            tenant,
+            name,
+            bytes_max,
+        } => Encoder::new(secret, 2)
+            .field(1, tenant.as_bytes())
+            .field(2, name.as_bytes())
+            .field(3, &bytes_max.to_le_bytes())
+            .id(),
+    }
+}
+
+/// Returns what is equal for two identities that differ in nothing but the hash root.
+pub(super) fn rootless_id(secret: &Secret, identity: &Identity) -> NamespaceId {
+    engine_fields(secret, identity, b"any root")
+}
+
+fn engine_fields(secret: &Secret, identity: &Identity, hash_root: &[u8]) -> NamespaceId {
+    Encoder::new(secret, 1)
+        .field(1, identity.tenant.as_bytes())
+        .field(2, identity.model.as_bytes())
+        .field(3, identity.weights.as_bytes())
+        .field(4, identity.engine.as_bytes())
+        .field(5, identity.layout.as_bytes())
+        .field(6, identity.dtype.as_bytes())
+        .field(7, &identity.block_tokens.to_le_bytes())
+        .field(8, &encode_parts(&identity.parts))
+        .field(9, identity.split.as_bytes())
+        .field(10, identity.hash_algorithm.as_bytes())
+        .field(11, &identity.hash_bytes.to_le_bytes())
+        .field(12, hash_root)
+        .field(13, &identity.lora)
+        .field(14, &identity.cache_salt)
+        .id()
+}
+
+fn encode_parts(parts: &[PartSpec]) -> Vec<u8> {
+    parts
+        .iter()
+        .flat_map(|part| [part.group, part.rank, part.bytes])
+        .flat_map(u32::to_le_bytes)
+        .collect()
+}
+
+/// Returns the block hash of a key that is not an engine's block hash, for opaque namespaces.
+///
+/// BLAKE3 in key-derivation mode with the context `kvstrata v1 foreign key`.
+#[must_use]
+pub fn foreign_hash(key: &[u8]) -> BlockHash {
+    let mut hasher = blake3::Hasher::new_derive_key(FOREIGN_CONTEXT);
+    hasher.update(key);
+    BlockHash::from_array(*hasher.finalize().as_bytes())
+}

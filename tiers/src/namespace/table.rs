@@ -1,0 +1,447 @@
+//! The namespaces of this process: interned, validated, and watched for differing hash roots.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::RwLock;
+
+use super::{
+    BlockLayout, Identity, NamespaceId, NamespaceSpec, Secret,
+    encode::{namespace_id, rootless_id},
+};
+use crate::{
+    block::{HASH_BYTES_MAX, HASH_BYTES_MIN, Hashes},
+    error::{Error, ErrorKind, Result},
+    limits::{
+        BLOCK_BYTES_MAX, NAMESPACE_FIELD_BYTES_MAX, NAMESPACES_MAX, PART_BYTES_MAX, PARTS_MAX,
+    },
+    tier::TierCounts,
+};
+
+/// Hash algorithms that an attacker can collide; refused where a tenant is shared.
+const WEAK_ALGORITHMS: [&str; 4] = ["xxhash", "xxhash_cbor", "builtin", "murmur"];
+
+/// What a namespace holds and has been asked, for stats. Relaxed: nothing is decided by them.
+#[derive(Debug, Default)]
+pub struct NamespaceCounters {
+    /// Readable blocks now.
+    pub blocks: AtomicU64,
+    /// Bytes of them.
+    pub bytes: AtomicU64,
+    /// Blocks stored since the start.
+    pub put_blocks: AtomicU64,
+    /// Blocks asked for by lookups since the start, by answer: dram, nvme, object, pending, miss.
+    pub lookups: [AtomicU64; 5],
+}
+
+impl NamespaceCounters {
+    /// Adds one lookup's answer.
+    pub fn count_lookup(&self, counts: TierCounts) {
+        for (total, count) in self.lookups.iter().zip(counts.to_array()) {
+            total.fetch_add(u64::from(count), Ordering::Relaxed);
+        }
+    }
+}
+
+/// An open namespace.
+#[derive(Debug)]
+pub struct Namespace {
+    index: u32,
+    id: NamespaceId,
+    spec: NamespaceSpec,
+    layout: BlockLayout,
+    keep_tokens: bool,
+    counters: NamespaceCounters,
+}
+
+impl Namespace {
+    /// The index of this namespace in this process.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// The full id.
+    #[must_use]
+    pub fn id(&self) -> &NamespaceId {
+        &self.id
+    }
+
+    /// What was opened.
+    #[must_use]
+    pub fn spec(&self) -> &NamespaceSpec {
+        &self.spec
+    }
+
+    /// Where parts lie in a block.
+    #[must_use]
+    pub fn layout(&self) -> &BlockLayout {
+        &self.layout
+    }
+
+    /// Whether token ids given to `describe` are kept.
+    #[must_use]
+    pub fn keeps_tokens(&self) -> bool {
+        self.keep_tokens
+    }
+
+    /// Counters for stats.
+    #[must_use]
+    pub fn counters(&self) -> &NamespaceCounters {
+        &self.counters
+    }
+
+    /// Tokens in one block; 1 for an opaque namespace.
+    #[must_use]
+    pub fn block_tokens(&self) -> u32 {
+        match &self.spec {
+            NamespaceSpec::Engine(identity) => identity.block_tokens,
+            NamespaceSpec::Opaque { .. } => 1,
+        }
+    }
+
+    /// Length of one block hash, in bytes.
+    #[must_use]
+    pub fn hash_bytes(&self) -> usize {
+        match &self.spec {
+            NamespaceSpec::Engine(identity) => {
+                usize::try_from(identity.hash_bytes).unwrap_or(HASH_BYTES_MAX)
+            }
+            NamespaceSpec::Opaque { .. } => HASH_BYTES_MAX,
+        }
+    }
+
+    /// Views `packed` as block hashes of this namespace.
+    ///
+    /// # Errors
+    /// `Invalid`, naming `field`, when there is no whole hash or more than `count_max`.
+    pub fn hashes<'a>(
+        &self,
+        packed: &'a [u8],
+        count_max: usize,
+        field: &str,
+    ) -> Result<Hashes<'a>> {
+        let hash_bytes = self.hash_bytes();
+        let count = packed.len() / hash_bytes;
+        if packed.is_empty() || !packed.len().is_multiple_of(hash_bytes) || count > count_max {
+            return Err(Error::invalid(format!(
+                "{field}: {} bytes given; 1 to {count_max} block hashes of exactly {hash_bytes} \
+                 bytes each allowed (the namespace declares hash_bytes {hash_bytes})",
+                packed.len(),
+            )));
+        }
+        Hashes::new(packed, hash_bytes)
+    }
+}
+
+/// Clients of one model whose hash chains start differently: they can never hit each other's blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RootMismatch {
+    /// The model they share.
+    pub model: String,
+    /// The engine they share.
+    pub engine: String,
+    /// The roots seen, hex, shortened.
+    pub roots: Vec<String>,
+}
+
+impl fmt::Display for RootMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "clients of model {:?} on {} use {} different hash roots ({}) and can never share a \
+             block: give all of them one hash seed (vLLM: PYTHONHASHSEED) and hash algorithm",
+            self.model,
+            self.engine,
+            self.roots.len(),
+            self.roots.join(", ")
+        )
+    }
+}
+
+/// The outcome of [`NamespaceTable::open`].
+#[derive(Debug)]
+pub struct Opened {
+    /// The interned namespace.
+    pub namespace: Arc<Namespace>,
+    /// What a person should know.
+    pub warnings: Vec<String>,
+    /// Whether this call interned it.
+    pub new: bool,
+}
+
+#[derive(Debug, Default)]
+struct Interned {
+    by_id: HashMap<NamespaceId, Arc<Namespace>>,
+    by_index: Vec<Arc<Namespace>>,
+    roots: HashMap<NamespaceId, Roots>,
+}
+
+#[derive(Debug)]
+struct Roots {
+    model: String,
+    engine: String,
+    seen: BTreeSet<Vec<u8>>,
+}
+
+impl Roots {
+    fn mismatch(&self) -> Option<RootMismatch> {
+        (self.seen.len() > 1).then(|| RootMismatch {
+            model: self.model.clone(),
+            engine: self.engine.clone(),
+            roots: self.seen.iter().map(|root| short_hex(root)).collect(),
+        })
+    }
+}
+
+/// All namespaces opened since the start. They are never dropped: an index is never reused.
+#[derive(Debug)]
+pub struct NamespaceTable {
+    secret: Secret,
+    shared_tenant: bool,
+    interned: RwLock<Interned>,
+}
+
+impl NamespaceTable {
+    /// An empty table. With `shared_tenant`, hash algorithms that can be collided are refused.
+    #[must_use]
+    pub fn new(secret: Secret, shared_tenant: bool) -> Self {
+        Self {
+            secret,
+            shared_tenant,
+            interned: RwLock::default(),
+        }
+    }
+
+    /// Validates `spec` and interns it; repeating a call returns the same namespace.
+    ///
+    /// # Errors
+    /// `Invalid` with every problem of every field; `Exhausted` over the number of namespaces.
+    pub fn open(&self, spec: NamespaceSpec, keep_tokens: bool) -> Result<Opened> {
+        let problems = problems(&spec, self.shared_tenant);
+        if !problems.is_empty() {
+            return Err(Error::invalid(format!(
+                "namespace: {}",
+                problems.join("; ")
+            )));
+        }
+        let id = namespace_id(&self.secret, &spec);
+        let mut interned = self.interned.write();
+        let warnings = match &spec {
+            NamespaceSpec::Engine(identity) => self.note_root(&mut interned, identity),
+            NamespaceSpec::Opaque { .. } => Vec::new(),
+        };
+        if let Some(namespace) = interned.by_id.get(&id) {
+            return Ok(Opened {
+                namespace: Arc::clone(namespace),
+                warnings,
+                new: false,
+            });
+        }
+        let index = interned.by_index.len();
+        if index >= NAMESPACES_MAX {
+            return Err(Error::new(
+                ErrorKind::Exhausted {
+                    retry_after: Duration::from_secs(60),
+                },
+                format!("namespaces: {index} are open, at most {NAMESPACES_MAX} allowed"),
+            ));
+        }
+        let namespace = Arc::new(Namespace {
+            index: u32::try_from(index).unwrap_or(u32::MAX),
+            id,
+            layout: BlockLayout::new(&spec),
+            spec,
+            keep_tokens,
+            counters: NamespaceCounters::default(),
+        });
+        interned.by_id.insert(id, Arc::clone(&namespace));
+        interned.by_index.push(Arc::clone(&namespace));
+        Ok(Opened {
+            namespace,
+            warnings,
+            new: true,
+        })
+    }
+
+    fn note_root(&self, interned: &mut Interned, identity: &Identity) -> Vec<String> {
+        let roots = interned
+            .roots
+            .entry(rootless_id(&self.secret, identity))
+            .or_insert_with(|| Roots {
+                model: identity.model.clone(),
+                engine: identity.engine.clone(),
+                seen: BTreeSet::new(),
+            });
+        roots.seen.insert(identity.hash_root.clone());
+        roots.mismatch().iter().map(ToString::to_string).collect()
+    }
+
+    /// The namespace with the id given by a client.
+    ///
+    /// # Errors
+    /// `Invalid` if `id` is not 32 bytes long, `UnknownNamespace` if it was not opened here.
+    pub fn get(&self, id: &[u8]) -> Result<Arc<Namespace>> {
+        let Ok(bytes) = <[u8; 32]>::try_from(id) else {
+            return Err(Error::invalid(format!(
+                "namespace_id: {} bytes given, exactly 32 required",
+                id.len()
+            )));
+        };
+        let found = self.interned.read().by_id.get(&NamespaceId(bytes)).cloned();
+        found.ok_or_else(|| {
+            Error::new(
+                ErrorKind::UnknownNamespace,
+                format!(
+                    "namespace_id: {} is not open on this node, open it first",
+                    NamespaceId(bytes)
+                ),
+            )
+        })
+    }
+
+    /// The namespace with this index.
+    #[must_use]
+    pub fn by_index(&self, index: u32) -> Option<Arc<Namespace>> {
+        self.interned
+            .read()
+            .by_index
+            .get(usize::try_from(index).ok()?)
+            .cloned()
+    }
+
+    /// All namespaces, in the order in which they were opened.
+    #[must_use]
+    pub fn list(&self) -> Vec<Arc<Namespace>> {
+        self.interned.read().by_index.clone()
+    }
+
+    /// Groups of namespaces that differ only in their hash root.
+    #[must_use]
+    pub fn root_mismatches(&self) -> Vec<RootMismatch> {
+        self.interned
+            .read()
+            .roots
+            .values()
+            .filter_map(Roots::mismatch)
+            .collect()
+    }
+}
+
+fn short_hex(bytes: &[u8]) -> String {
+    if bytes.is_empty() {
+        return "none".to_owned();
+    }
+    bytes
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+fn problems(spec: &NamespaceSpec, shared_tenant: bool) -> Vec<String> {
+    match spec {
+        NamespaceSpec::Engine(identity) => engine_problems(identity, shared_tenant),
+        NamespaceSpec::Opaque {
+            tenant,
+            name,
+            bytes_max,
+        } => {
+            let mut found = Vec::new();
+            check_text(&mut found, "tenant", tenant.as_bytes(), true);
+            check_text(&mut found, "name", name.as_bytes(), true);
+            if u64::from(*bytes_max) > PART_BYTES_MAX {
+                found.push(format!(
+                    "bytes_max: {bytes_max} given, 0 to {PART_BYTES_MAX} allowed"
+                ));
+            }
+            found
+        }
+    }
+}
+
+fn engine_problems(identity: &Identity, shared_tenant: bool) -> Vec<String> {
+    let mut found = Vec::new();
+    for (field, value, required) in [
+        ("tenant", identity.tenant.as_bytes(), true),
+        ("model", identity.model.as_bytes(), true),
+        ("weights", identity.weights.as_bytes(), false),
+        ("engine", identity.engine.as_bytes(), true),
+        ("layout", identity.layout.as_bytes(), false),
+        ("dtype", identity.dtype.as_bytes(), true),
+        ("split", identity.split.as_bytes(), false),
+        ("hash_algorithm", identity.hash_algorithm.as_bytes(), true),
+        ("hash_root", &identity.hash_root, false),
+        ("lora", &identity.lora, false),
+        ("cache_salt", &identity.cache_salt, false),
+    ] {
+        check_text(&mut found, field, value, required);
+    }
+    if identity.block_tokens == 0 {
+        found.push("block_tokens: 0 given, at least 1 required".to_owned());
+    }
+    let hash_bytes = usize::try_from(identity.hash_bytes).unwrap_or(usize::MAX);
+    if !(HASH_BYTES_MIN..=HASH_BYTES_MAX).contains(&hash_bytes) {
+        found.push(format!(
+            "hash_bytes: {hash_bytes} given, {HASH_BYTES_MIN} to {HASH_BYTES_MAX} allowed"
+        ));
+    }
+    if shared_tenant && WEAK_ALGORITHMS.contains(&identity.hash_algorithm.as_str()) {
+        found.push(format!(
+            "hash_algorithm: {:?} given, a cryptographic one (sha256, sha256_cbor, blake3) required \
+             because this tenant is shared",
+            identity.hash_algorithm
+        ));
+    }
+    check_parts(&mut found, identity);
+    found
+}
+
+fn check_text(found: &mut Vec<String>, field: &str, value: &[u8], required: bool) {
+    if value.len() > NAMESPACE_FIELD_BYTES_MAX || (required && value.is_empty()) {
+        found.push(format!(
+            "{field}: {} bytes given, {} to {NAMESPACE_FIELD_BYTES_MAX} allowed",
+            value.len(),
+            u8::from(required)
+        ));
+    }
+}
+
+fn check_parts(found: &mut Vec<String>, identity: &Identity) {
+    let parts = &identity.parts;
+    if parts.is_empty() || parts.len() > PARTS_MAX {
+        found.push(format!(
+            "parts: {} given, 1 to {PARTS_MAX} allowed",
+            parts.len()
+        ));
+        return;
+    }
+    for part in parts {
+        if part.bytes == 0 || u64::from(part.bytes) > PART_BYTES_MAX {
+            found.push(format!(
+                "parts: (group {}, rank {}) has {} bytes, 1 to {PART_BYTES_MAX} allowed",
+                part.group, part.rank, part.bytes
+            ));
+        }
+    }
+    if !parts.is_sorted_by(|a, b| (a.group, a.rank) < (b.group, b.rank)) {
+        found.push("parts: must ascend by (group, rank) without repetition".to_owned());
+    }
+    let block_bytes: u64 = parts.iter().map(|part| u64::from(part.bytes)).sum();
+    if block_bytes > BLOCK_BYTES_MAX {
+        found.push(format!(
+            "parts: {block_bytes} bytes in all, 1 to {BLOCK_BYTES_MAX} allowed"
+        ));
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
