@@ -2,6 +2,7 @@
 
 pub mod block;
 pub mod checksum;
+pub mod dram;
 pub mod error;
 pub mod limits;
 pub mod namespace;
