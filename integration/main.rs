@@ -6,3 +6,7 @@
     clippy::indexing_slicing,
     reason = "a test fails by panicking; helpers of this binary are not covered by allow-*-in-tests"
 )]
+
+mod plan;
+mod shared_data;
+mod traces;

@@ -1,1 +1,4 @@
 //! The kvstrata server.
+
+pub mod sim;
+pub mod trace;

@@ -33,6 +33,8 @@ const LINE_BYTES: u64 = 64;
 pub(crate) struct Candidate {
     /// Mean age (last use) of its blocks.
     pub(crate) mean_age: u64,
+    /// The number of the extent.
+    pub(crate) extent: u32,
     /// The map entries in it.
     pub(crate) owners: Vec<u64>,
 }
@@ -82,17 +84,9 @@ impl Pool {
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut spare = map_extents(size(extents), size(extent_bytes), size(REGION_BYTES_MAX))?;
         spare.reverse();
-        let state = Mutex::new(State {
-            spare,
-            ..State::default()
-        });
+        let state = Mutex::new(State { spare, ..State::default() });
         let capacity_bytes = extents * extent_bytes;
-        Ok(Arc::new_cyclic(|me| Self {
-            state,
-            extent_bytes,
-            capacity_bytes,
-            me: Weak::clone(me),
-        }))
+        Ok(Arc::new_cyclic(|me| Self { state, extent_bytes, capacity_bytes, me: Weak::clone(me) }))
     }
 
     /// Bytes of all extents.
@@ -119,19 +113,11 @@ impl Pool {
     ///
     /// # Blocking
     /// Clears up to 64 MiB, outside the lock.
-    pub(crate) fn pre_touch_step(&self, done: &mut u64) -> bool {
-        // Taken from the cold end, so that the extents lent next stay available meanwhile.
-        let Some(mut extent) = ({
-            let mut state = self.state.lock();
-            let untouched = *done < u64::try_from(state.spare.len()).unwrap_or(u64::MAX);
-            untouched.then(|| state.spare.remove(0))
-        }) else {
-            return false;
-        };
+    pub(crate) fn pre_touch_step(&self) -> bool {
+        let Some(mut extent) = self.state.lock().take_untouched() else { return false };
         extent.pre_touch();
         // Behind the others: the next ones to be lent are those that are backed already.
         self.state.lock().spare.push(extent);
-        *done += 1;
         true
     }
 
@@ -158,19 +144,20 @@ impl Pool {
     /// The extent of any class but `slot_bytes` whose blocks were used least recently on average.
     pub(crate) fn coldest_elsewhere(&self, slot_bytes: usize) -> Option<Candidate> {
         let state = self.state.lock();
-        let others = state
-            .lent
-            .values()
-            .filter(|lent| lent.slot_bytes != slot_bytes);
-        let used = others.filter_map(|lent| {
+        let others = state.lent.iter().filter(|(_, lent)| lent.slot_bytes != slot_bytes);
+        let used = others.filter_map(|(extent, lent)| {
             let blocks = u64::try_from(lent.slots.saturating_sub(lent.free.len())).ok()?;
-            Some((lent.view.ages().checked_div(blocks)?, lent))
+            Some((lent.view.ages().checked_div(blocks)?, *extent, lent))
         });
-        let (mean_age, coldest) = used.min_by_key(|(mean_age, _)| *mean_age)?;
-        Some(Candidate {
-            mean_age,
-            owners: coldest.view.owners(),
-        })
+        let (mean_age, extent, coldest) = used.min_by_key(|(mean_age, ..)| *mean_age)?;
+        Some(Candidate { mean_age, extent, owners: coldest.view.owners() })
+    }
+
+    /// Whether a block of `slot_bytes` could have an extent without evicting anything.
+    pub(crate) fn has_idle(&self, slot_bytes: usize) -> bool {
+        let state = self.state.lock();
+        let idle = |lent: &Lent| lent.slot_bytes != slot_bytes && lent.free.len() == lent.slots;
+        !state.spare.is_empty() || state.lent.values().any(idle)
     }
 
     /// How many slot sizes borrow extents.
@@ -180,6 +167,11 @@ impl Pool {
 }
 
 impl State {
+    fn take_untouched(&mut self) -> Option<Extent> {
+        let position = self.spare.iter().position(|extent| !extent.is_touched())?;
+        Some(self.spare.remove(position))
+    }
+
     fn take_open(&mut self, slot_bytes: usize) -> Option<FreeSlot> {
         let open = self.open.get_mut(&slot_bytes)?;
         let lent = self.lent.get_mut(open.last()?)?;
@@ -196,15 +188,7 @@ impl State {
         let Some(view) = free.first().map(FreeSlot::view) else {
             return;
         };
-        self.lent.insert(
-            number,
-            Lent {
-                slot_bytes,
-                slots: free.len(),
-                free,
-                view,
-            },
-        );
+        self.lent.insert(number, Lent { slot_bytes, slots: free.len(), free, view });
         self.open.entry(slot_bytes).or_default().push(number);
     }
 
@@ -257,11 +241,7 @@ impl Home for Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Pool({} bytes in extents of {})",
-            self.capacity_bytes, self.extent_bytes
-        )
+        write!(f, "Pool({} bytes in extents of {})", self.capacity_bytes, self.extent_bytes)
     }
 }
 
@@ -269,27 +249,15 @@ impl fmt::Debug for Pool {
 /// power of two, so that they make few classes.
 pub(crate) fn slot_bytes(len: u32, any_length: bool) -> usize {
     let len = u64::from(len.max(1));
-    let unit = if len < PAGE_BYTES {
-        LINE_BYTES
-    } else {
-        PAGE_BYTES
-    };
-    let step = if any_length {
-        (len.next_power_of_two() / 8).max(unit)
-    } else {
-        unit
-    };
+    let unit = if len < PAGE_BYTES { LINE_BYTES } else { PAGE_BYTES };
+    let step = if any_length { (len.next_power_of_two() / 8).max(unit) } else { unit };
     usize::try_from(len.next_multiple_of(step)).unwrap_or(usize::MAX)
 }
 
 /// The extent size for an arena: small arenas get small extents, so that classes can trade them.
 fn extent_bytes(capacity_bytes: u64) -> u64 {
     let share = (capacity_bytes / EXTENTS_MIN).max(1);
-    let power = if share.is_power_of_two() {
-        share
-    } else {
-        share.next_power_of_two() / 2
-    };
+    let power = if share.is_power_of_two() { share } else { share.next_power_of_two() / 2 };
     power.clamp(EXTENT_BYTES_MIN, EXTENT_BYTES_MAX)
 }
 
@@ -320,10 +288,7 @@ mod tests {
         for capacity in [MIB, 3 * MIB + 5, 74_870_784, 1000 * MIB] {
             let pool = Pool::new(capacity).unwrap();
             let lost = capacity - pool.capacity_bytes();
-            assert!(
-                lost < EXTENT_BYTES_MIN.max(capacity / EXTENTS_MIN),
-                "{capacity} lost {lost}"
-            );
+            assert!(lost < EXTENT_BYTES_MIN.max(capacity / EXTENTS_MIN), "{capacity} lost {lost}");
         }
         assert!(Pool::new(MIB - 1).is_err());
     }
@@ -369,9 +334,8 @@ mod tests {
     fn touching_goes_through_all_spare_extents_once() {
         let pool = Pool::new(4 * MIB).unwrap();
         let held = put(&pool, 4096).unwrap();
-        let mut done = 0;
-        while pool.pre_touch_step(&mut done) {}
-        assert_eq!(done, 3);
+        let steps = std::iter::from_fn(|| pool.pre_touch_step().then_some(())).count();
+        assert_eq!(steps, 3);
         drop(held);
     }
 }

@@ -1,8 +1,5 @@
 //! Memory from the kernel: memfd regions and the extents they are cut into.
-#![expect(
-    unsafe_code,
-    reason = "maps memory; see the essay of the parent module"
-)]
+#![expect(unsafe_code, reason = "maps memory; see the essay of the parent module")]
 
 use std::{
     fmt,
@@ -42,22 +39,10 @@ impl Region {
         fcntl_add_seals(&memfd, SealFlags::SHRINK | SealFlags::GROW)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address the kernel chooses; it aliases nothing of ours.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                protection,
-                MapFlags::SHARED,
-                &memfd,
-                0,
-            )?
-        };
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &memfd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self {
-            base,
-            len,
-            _memfd: memfd,
-        })
+        Ok(Self { base, len, _memfd: memfd })
     }
 }
 
@@ -86,6 +71,11 @@ impl Extent {
         self.index
     }
 
+    /// Whether [`pre_touch`](Self::pre_touch) was called.
+    pub(crate) fn is_touched(&self) -> bool {
+        self.touched
+    }
+
     pub(super) fn base(&self) -> NonNull<u8> {
         // SAFETY: `offset + len <= region.len` by construction in `map_extents`.
         unsafe { self.region.base.add(self.offset) }
@@ -101,9 +91,13 @@ impl Extent {
         }
         let start = self.base().as_ptr().cast();
         // SAFETY: the range lies in our own mapping and is exclusively owned by `self`; populating
-        // changes no content. An error (old kernel, no memory) leaves the pages to the first write.
+        // changes no content.
         let populated = unsafe { madvise(start, self.len, Advice::LinuxPopulateWrite) };
-        self.touched = populated.is_ok();
+        if let Err(errno) = populated {
+            // An old kernel, or no memory: the pages are backed at the first write.
+            tracing::debug!(%errno, extent = self.index, "extent not backed beforehand");
+        }
+        self.touched = true;
     }
 
     /// Cuts the extent into slots of `slot_bytes` that come home to `home`.
@@ -119,11 +113,7 @@ impl Extent {
 
 impl fmt::Debug for Extent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Extent({}, generation {}, {} bytes)",
-            self.index, self.generation, self.len
-        )
+        write!(f, "Extent({}, generation {}, {} bytes)", self.index, self.generation, self.len)
     }
 }
 

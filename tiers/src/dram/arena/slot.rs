@@ -1,8 +1,5 @@
 //! Slots of a carved extent: free, being written, sealed.
-#![expect(
-    unsafe_code,
-    reason = "hands out slices of the arena; see the essay of the parent"
-)]
+#![expect(unsafe_code, reason = "hands out slices of the arena; see the essay of the parent")]
 
 use std::{
     fmt,
@@ -57,13 +54,7 @@ impl Carve {
     /// (a fresh carve, a refused rejoin that consumed all slots) guarantee.
     pub(super) fn free_slots(carve: &Arc<Self>) -> Vec<FreeSlot> {
         let count = u32::try_from(carve.references.len()).unwrap_or(u32::MAX);
-        (0..count)
-            .rev()
-            .map(|slot| FreeSlot {
-                carve: Arc::clone(carve),
-                slot,
-            })
-            .collect()
+        (0..count).rev().map(|slot| FreeSlot { carve: Arc::clone(carve), slot }).collect()
     }
 
     fn count(&self, slot: u32) -> Option<&AtomicU32> {
@@ -108,9 +99,7 @@ pub(crate) struct CarveView(Weak<Carve>);
 impl CarveView {
     /// Sum of the ages of the blocks in it.
     pub(crate) fn ages(&self) -> u64 {
-        self.0
-            .upgrade()
-            .map_or(0, |carve| carve.ages.load(Ordering::Relaxed))
+        self.0.upgrade().map_or(0, |carve| carve.ages.load(Ordering::Relaxed))
     }
 
     /// The map entries that own its slots.
@@ -118,10 +107,7 @@ impl CarveView {
         let Some(carve) = self.0.upgrade() else {
             return Vec::new();
         };
-        let owners = carve
-            .owners
-            .iter()
-            .map(|owner| owner.load(Ordering::Relaxed));
+        let owners = carve.owners.iter().map(|owner| owner.load(Ordering::Relaxed));
         owners.filter_map(|owner| owner.checked_sub(1)).collect()
     }
 }
@@ -172,12 +158,7 @@ impl FreeSlot {
         let mut writers = Vec::with_capacity(lengths.len());
         for len in lengths {
             let carve = ManuallyDrop::new(Arc::clone(&self.carve));
-            writers.push(BlockWriter {
-                carve,
-                slot: self.slot,
-                offset,
-                len: *len,
-            });
+            writers.push(BlockWriter { carve, slot: self.slot, offset, len: *len });
             offset += len;
         }
         Ok(writers)
@@ -194,9 +175,7 @@ impl fmt::Debug for FreeSlot {
 pub(crate) fn rejoin(mut slots: Vec<FreeSlot>) -> Result<Extent, Vec<FreeSlot>> {
     let all_home = slots.first().is_some_and(|first| {
         slots.len() == first.carve.references.len()
-            && slots
-                .iter()
-                .all(|slot| Arc::ptr_eq(&slot.carve, &first.carve))
+            && slots.iter().all(|slot| Arc::ptr_eq(&slot.carve, &first.carve))
     });
     if !all_home {
         return Err(slots);
@@ -257,11 +236,7 @@ impl Drop for BlockWriter {
 impl fmt::Debug for BlockWriter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = (self.carve.extent.index(), self.slot);
-        write!(
-            f,
-            "BlockWriter({}/{} +{} {} bytes)",
-            at.0, at.1, self.offset, self.len
-        )
+        write!(f, "BlockWriter({}/{} +{} {} bytes)", at.0, at.1, self.offset, self.len)
     }
 }
 
@@ -274,10 +249,8 @@ pub(crate) fn seal(writers: Vec<BlockWriter>, len: u32) -> Result<Payload, Vec<B
     let slot = first.slot;
     let parts = u32::try_from(writers.len()).unwrap_or(u32::MAX);
     // Relaxed: all references of the slot are ours, or the check fails.
-    let complete = first
-        .carve
-        .count(slot)
-        .is_some_and(|count| count.load(Ordering::Relaxed) == parts);
+    let complete =
+        first.carve.count(slot).is_some_and(|count| count.load(Ordering::Relaxed) == parts);
     let mut end = 0;
     let mut in_order = true;
     for writer in &writers {
@@ -288,11 +261,7 @@ pub(crate) fn seal(writers: Vec<BlockWriter>, len: u32) -> Result<Payload, Vec<B
     if !complete || !in_order || end != len {
         return Err(writers);
     }
-    let payload = Payload {
-        carve: ManuallyDrop::new(Arc::clone(&first.carve)),
-        slot,
-        len,
-    };
+    let payload = Payload { carve: ManuallyDrop::new(Arc::clone(&first.carve)), slot, len };
     // The payload's reference first, so that dropping the writers does not send the slot home.
     payload.add_reference();
     drop(writers);
@@ -318,15 +287,18 @@ impl Payload {
     #[must_use]
     pub fn is_shared(&self) -> bool {
         // Acquire: pairs with the release of a reader that has just let go.
-        self.carve
-            .count(self.slot)
-            .is_none_or(|count| count.load(Ordering::Acquire) > 1)
+        self.carve.count(self.slot).is_none_or(|count| count.load(Ordering::Acquire) > 1)
     }
 
     /// Bytes that the slot occupies, at least the length of the block.
     #[must_use]
     pub fn slot_bytes(&self) -> usize {
         self.carve.slot_bytes
+    }
+
+    /// The number of the extent it lies in.
+    pub(crate) fn extent(&self) -> u32 {
+        self.carve.extent.index()
     }
 
     /// Whether `other` is the same copy in memory.
@@ -344,9 +316,7 @@ impl Payload {
 
     /// Notes that the block's last use moved from `before` to `after` (0: not in the map).
     pub(crate) fn change_age(&self, before: u64, after: u64) {
-        self.carve
-            .ages
-            .fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+        self.carve.ages.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 }
 
@@ -364,11 +334,7 @@ impl Clone for Payload {
     fn clone(&self) -> Self {
         self.add_reference();
         let carve = ManuallyDrop::new(Arc::clone(&self.carve));
-        Self {
-            carve,
-            slot: self.slot,
-            len: self.len,
-        }
+        Self { carve, slot: self.slot, len: self.len }
     }
 }
 
@@ -382,12 +348,6 @@ impl Drop for Payload {
 
 impl fmt::Debug for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Payload({}/{} {} bytes)",
-            self.carve.extent.index(),
-            self.slot,
-            self.len
-        )
+        write!(f, "Payload({}/{} {} bytes)", self.carve.extent.index(), self.slot, self.len)
     }
 }

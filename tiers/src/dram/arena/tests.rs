@@ -151,8 +151,5 @@ fn touching_beforehand_keeps_the_order() {
     for extent in &mut extents {
         extent.pre_touch();
     }
-    assert_eq!(
-        extents.iter().map(Extent::index).collect::<Vec<_>>(),
-        [0, 1, 2]
-    );
+    assert_eq!(extents.iter().map(Extent::index).collect::<Vec<_>>(), [0, 1, 2]);
 }
