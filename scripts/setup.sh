@@ -37,6 +37,10 @@ missing_packages() {
   if ! has_c_compiler || ! has_cxx_compiler; then
     echo build-essential
   fi
+  # Without them neither cargo nor pip can verify what it downloads.
+  if command -v apt-get >/dev/null && [[ ! -e ${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt} ]]; then
+    echo ca-certificates
+  fi
   if [[ $tests == yes ]]; then
     has_python || printf '%s\n' python3 python3-venv
     command -v git >/dev/null || echo git
