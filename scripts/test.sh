@@ -3,13 +3,12 @@
 #
 # One cargo profile (dev) for everything, so that nothing is compiled twice. At the end, also after
 # a failure, it prints what each part took and which tests could not run for lack of shared data:
-# those append their names to the file named by KVSTRATA_SKIP_LOG.
+# those say so on stderr. KVSTRATA_SHARED_DATA names another place to look for it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-auto}"
-KVSTRATA_SKIP_LOG="$(mktemp)"
-export KVSTRATA_SKIP_LOG
+skip_mark='SKIPPED (no shared data): '
+test_errors="$(mktemp)"
 
 parts=()
 running=''
@@ -35,11 +34,13 @@ summary() {
   if [[ -n $running ]]; then
     printf '%6d s  %s FAILED\n' $((SECONDS - started)) "$running"
   fi
-  if [[ -s $KVSTRATA_SKIP_LOG ]]; then
-    printf '\n!!!! NOT RUN for lack of shared data (%d):\n' "$(sort -u "$KVSTRATA_SKIP_LOG" | wc -l)"
-    sort -u "$KVSTRATA_SKIP_LOG" | sed 's/^/!!!!   /'
+  local skipped
+  mapfile -t skipped < <(grep --text -F "$skip_mark" "$test_errors" | sed "s/.*$skip_mark//" | sort -u)
+  rm -f "$test_errors"
+  if ((${#skipped[@]} > 0)); then
+    printf '\n!!!! NOT RUN for lack of shared data (%d):\n' "${#skipped[@]}"
+    printf '!!!!   %s\n' "${skipped[@]}"
   fi
-  rm -f "$KVSTRATA_SKIP_LOG"
   if ((code == 0)); then
     printf '\nAll parts passed.\n'
   else
@@ -54,6 +55,11 @@ lint_scripts() {
   .venv/bin/ruff format --quiet --no-cache --check .
 }
 
+# Keeps a copy of stderr, where tests say that they were skipped.
+tests() {
+  { cargo test --workspace --locked 2>&1 1>&3 | tee "$test_errors" >&2; } 3>&1
+}
+
 docs() {
   RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 }
@@ -65,4 +71,4 @@ part 'scripts' lint_scripts
 part 'chart' .venv/bin/python integration/chart/check.py
 part 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
 part 'docs' docs
-part 'tests' cargo test --workspace --locked
+part 'tests' tests

@@ -200,7 +200,7 @@ def workload_starts_together(manifests: list[Manifest]) -> list[str]:
 
 
 def command_reads_the_config(manifests: list[Manifest]) -> list[str]:
-    """The server is started on the mounted config, under the pod's name."""
+    """The server is started on the mounted config and finds the secret where that says."""
     container = server(manifests)
     (mount,) = container["volumeMounts"]
     items = {
@@ -212,9 +212,28 @@ def command_reads_the_config(manifests: list[Manifest]) -> list[str]:
     problems = [] if items == wanted else [f"files mounted: {items}, needed: {wanted}"]
     if container["args"] != ["serve", "--config", "/etc/kvstrata/config.toml"]:
         problems.append(f"args are {container['args']}")
-    names = {e["name"]: e.get("valueFrom") for e in container["env"]}
+    return problems
+
+
+def nodes_are_told_apart(manifests: list[Manifest]) -> list[str]:
+    """Each node goes by its pod's name, and tells clients an address of its own."""
+    names = {e["name"]: e.get("valueFrom", e.get("value")) for e in server(manifests)["env"]}
+    problems = []
     if names.get("KV_NODE__NAME") != {"fieldRef": {"fieldPath": "metadata.name"}}:
         problems.append("KV_NODE__NAME is not the pod's name")
+    if "advertise" in config(manifests).get("node", {}):
+        wanted = None
+    else:
+        workload = one(manifests, "StatefulSet")
+        port = config(manifests)["server"]["grpc_listen"].rsplit(":", 1)[1]
+        service = f"{workload['spec']['serviceName']}.{workload['metadata']['namespace']}"
+        wanted = f"$(KV_NODE__NAME).{service}.svc:{port}"
+    found = names.get("KV_NODE__ADVERTISE")
+    if found != wanted:
+        problems.append(f"KV_NODE__ADVERTISE is {found}, not {wanted}")
+    order = list(names)
+    if wanted and order.index("KV_NODE__NAME") > order.index("KV_NODE__ADVERTISE"):
+        problems.append("KV_NODE__NAME must come first, for the other one uses it")
     return problems
 
 
@@ -251,6 +270,7 @@ RULES: list[Rule] = [
     selectors_are_stable,
     workload_starts_together,
     command_reads_the_config,
+    nodes_are_told_apart,
     image_is_pinned,
     secrets_are_kept,
 ]
@@ -293,7 +313,9 @@ DAMAGES: list[tuple[Rule, Damage]] = [
     (workload_starts_together, lambda m: one(m, "StatefulSet")["spec"].update(serviceName="x")),
     (workload_starts_together, lambda m: of_kind(m, "Service")[0]["spec"].pop("clusterIP")),
     (command_reads_the_config, lambda m: server(m)["args"].pop()),
-    (command_reads_the_config, lambda m: server(m)["env"].clear()),
+    (nodes_are_told_apart, lambda m: server(m)["env"][0].update(valueFrom=None)),
+    (nodes_are_told_apart, lambda m: server(m)["env"].reverse()),
+    (nodes_are_told_apart, lambda m: server(m)["env"][1].update(value="localhost:9400")),
     (command_reads_the_config, lambda m: server(m)["volumeMounts"][0].update(mountPath="/x")),
     (image_is_pinned, lambda m: server(m).update(image="kvstrata:latest")),
     (image_is_pinned, lambda m: server(m).update(image="kvstrata")),

@@ -71,8 +71,8 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- fail (printf "config.server: grpc_listen and http_listen both use port %s; give them different ports" (include "kvstrata.port" .Values.config.server.grpc_listen)) -}}
 {{- end -}}
 {{- range .Values.extraEnv -}}
-{{- if eq .name "KV_NODE__NAME" -}}
-{{- fail "extraEnv: KV_NODE__NAME is set by the chart from the pod's name; remove it" -}}
+{{- if has .name (list "KV_NODE__NAME" "KV_NODE__ADVERTISE") -}}
+{{- fail (printf "extraEnv: %s is set by the chart from the pod's name; remove it" .name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
