@@ -234,7 +234,7 @@ pub(super) const RULES: &[Rule] = &[
         ],
         good: &[(
             "src/a.rs",
-            "//! Not #[ignored].\nfn f() { ignore!(todo); let dbg = 1; }",
+            "//! Not an ignored test.\nfn f() { ignore!(todo); let dbg = 1; }",
         )],
     },
     Rule {
