@@ -27,9 +27,7 @@ struct Rule {
 }
 
 fn rules() -> impl Iterator<Item = &'static Rule> {
-    [imports::RULES, shape::RULES, leftovers::RULES]
-        .into_iter()
-        .flatten()
+    [imports::RULES, shape::RULES, leftovers::RULES].into_iter().flatten()
 }
 
 #[test]
@@ -39,17 +37,10 @@ fn the_tree_is_tidy() {
     for source in tracked_files() {
         rust_files += usize::from(source.is_rust());
         for rule in rules() {
-            findings.extend(
-                (rule.check)(&source)
-                    .iter()
-                    .map(|f| format!("{f} [{}]", rule.name)),
-            );
+            findings.extend((rule.check)(&source).iter().map(|f| format!("{f} [{}]", rule.name)));
         }
     }
-    assert!(
-        rust_files > 5,
-        "tidy saw {rust_files} Rust files: is this a git checkout?"
-    );
+    assert!(rust_files > 5, "tidy saw {rust_files} Rust files: is this a git checkout?");
     assert!(
         findings.is_empty(),
         "{} findings. For each: file:line, what is wrong, what to do, [rule]\n{}\n",
@@ -61,36 +52,16 @@ fn the_tree_is_tidy() {
 #[test]
 fn every_rule_fires_on_its_bad_snippets_and_on_nothing_else() {
     for rule in rules() {
-        assert!(
-            !rule.bad.is_empty(),
-            "rule {} has no bad snippet",
-            rule.name
-        );
+        assert!(!rule.bad.is_empty(), "rule {} has no bad snippet", rule.name);
         for (path, text) in rule.bad {
             let found = (rule.check)(&Source::new(path, text));
-            assert!(
-                !found.is_empty(),
-                "rule {} missed in {path}:\n{text}",
-                rule.name
-            );
-            assert!(
-                found.iter().all(|f| f.line > 0),
-                "rule {} names no line",
-                rule.name
-            );
+            assert!(!found.is_empty(), "rule {} missed in {path}:\n{text}", rule.name);
+            assert!(found.iter().all(|f| f.line > 0), "rule {} names no line", rule.name);
         }
         for (path, text) in rule.good {
             let found = (rule.check)(&Source::new(path, text));
-            let said = found
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join("\n");
-            assert!(
-                found.is_empty(),
-                "rule {} fired on good {path}:\n{text}\n{said}",
-                rule.name
-            );
+            let said = found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+            assert!(found.is_empty(), "rule {} fired on good {path}:\n{text}\n{said}", rule.name);
         }
     }
 }

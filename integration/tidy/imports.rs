@@ -26,14 +26,7 @@ const ONLY: &[Only] = &[
             "tonic_prost",
             "tonic_reflection",
         ],
-        rooms: &[
-            "src/api",
-            "src/client",
-            "src/server.rs",
-            "proto",
-            "integration",
-            "benches",
-        ],
+        rooms: &["src/api", "src/client", "src/server.rs", "proto", "integration", "benches"],
         instead: "the wire ends in src/api: take a type of the domain, converted in src/api/convert.rs",
     },
     Only {
@@ -68,14 +61,7 @@ struct Never {
 const NEVER: &[Never] = &[
     Never {
         rooms: &["tiers"],
-        names: &[
-            "kvstrata",
-            "kvstrata_proto",
-            "tonic",
-            "prost",
-            "axum",
-            "clap",
-        ],
+        names: &["kvstrata", "kvstrata_proto", "tonic", "prost", "axum", "clap"],
         instead: "the store knows no wire, no server and no command line",
     },
     Never {
@@ -85,29 +71,17 @@ const NEVER: &[Never] = &[
     },
     Never {
         rooms: &["tiers/src/dram"],
-        names: &[
-            "kvstrata_tiers::nvme",
-            "kvstrata_tiers::object",
-            "kvstrata_tiers::stack",
-        ],
+        names: &["kvstrata_tiers::nvme", "kvstrata_tiers::object", "kvstrata_tiers::stack"],
         instead: "only the stack moves a block between tiers",
     },
     Never {
         rooms: &["tiers/src/nvme"],
-        names: &[
-            "kvstrata_tiers::dram",
-            "kvstrata_tiers::object",
-            "kvstrata_tiers::stack",
-        ],
+        names: &["kvstrata_tiers::dram", "kvstrata_tiers::object", "kvstrata_tiers::stack"],
         instead: "only the stack moves a block between tiers",
     },
     Never {
         rooms: &["tiers/src/object"],
-        names: &[
-            "kvstrata_tiers::dram",
-            "kvstrata_tiers::nvme",
-            "kvstrata_tiers::stack",
-        ],
+        names: &["kvstrata_tiers::dram", "kvstrata_tiers::nvme", "kvstrata_tiers::stack"],
         instead: "only the stack moves a block between tiers",
     },
     Never {
@@ -178,10 +152,7 @@ fn only(source: &Source) -> Vec<Finding> {
 fn never(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
     for mention in source.mentions() {
-        for rule in NEVER
-            .iter()
-            .filter(|rule| rule.rooms.iter().any(|room| source.is_in(room)))
-        {
+        for rule in NEVER.iter().filter(|rule| rule.rooms.iter().any(|room| source.is_in(room))) {
             if let Some(name) = rule.names.iter().find(|name| mention.begins_with(name)) {
                 let what = format!("must not name `{name}`: {}", rule.instead);
                 findings.push(source.finding(mention.line, what));
@@ -231,15 +202,9 @@ pub(super) const RULES: &[Rule] = &[
             ("tiers/src/dram/arena.rs", "use cudarc::driver::sys;"),
         ],
         good: &[
-            (
-                "src/api/convert.rs",
-                "use kvstrata_proto::v1; use tonic::Status;",
-            ),
+            ("src/api/convert.rs", "use kvstrata_proto::v1; use tonic::Status;"),
             ("src/client/mod.rs", "use tonic::transport::Channel;"),
-            (
-                "src/lease.rs",
-                "//! Not tonic::Status.\nfn tonic() { let s = \"tonic::Status\"; }",
-            ),
+            ("src/lease.rs", "//! Not tonic::Status.\nfn tonic() { let s = \"tonic::Status\"; }"),
             ("tiers/src/nvme/index.rs", "use rocksdb::DB;"),
             ("tiers/src/object/mod.rs", "use object_store::ObjectStore;"),
         ],
@@ -251,14 +216,8 @@ pub(super) const RULES: &[Rule] = &[
             ("tiers/src/stack.rs", "use kvstrata_proto::v1::Run;"),
             ("tiers/src/dram/mod.rs", "use crate::nvme::Segment;"),
             ("tiers/src/dram/arena.rs", "use super::super::object;"),
-            (
-                "tiers/src/nvme/writer.rs",
-                "use crate::{block, dram::Arena};",
-            ),
-            (
-                "tiers/src/object/mod.rs",
-                "fn f(s: &crate::stack::Stack) {}",
-            ),
+            ("tiers/src/nvme/writer.rs", "use crate::{block, dram::Arena};"),
+            ("tiers/src/object/mod.rs", "fn f(s: &crate::stack::Stack) {}"),
             ("tiers/src/evict/lru.rs", "use crate::dram::Map;"),
             ("tiers/src/block.rs", "use crate::evict::Eviction;"),
             ("src/score/cost.rs", "use tokio::time::Instant;"),
@@ -266,30 +225,18 @@ pub(super) const RULES: &[Rule] = &[
         ],
         good: &[
             ("tiers/src/stack.rs", "use crate::{dram, nvme, object};"),
-            (
-                "tiers/src/dram/mod.rs",
-                "use crate::evict::Lru; use self::object::Pool;",
-            ),
+            ("tiers/src/dram/mod.rs", "use crate::evict::Lru; use self::object::Pool;"),
             ("tiers/src/dram/mod.rs", "mod tests { use super::object; }"),
-            (
-                "src/sim/mod.rs",
-                "use std::collections::HashMap; use crate::trace::Request;",
-            ),
+            ("src/sim/mod.rs", "use std::collections::HashMap; use crate::trace::Request;"),
         ],
     },
     Rule {
         name: "proto has no logic",
         check: proto_has_no_logic,
         bad: &[
-            (
-                "proto/src/lib.rs",
-                "pub mod v1 { impl Run { fn len(&self) {} } }",
-            ),
+            ("proto/src/lib.rs", "pub mod v1 { impl Run { fn len(&self) {} } }"),
             ("proto/src/lib.rs", "fn f() {}"),
         ],
-        good: &[(
-            "proto/src/lib.rs",
-            "pub mod v1 { tonic::include_proto!(\"x\"); }",
-        )],
+        good: &[("proto/src/lib.rs", "pub mod v1 { tonic::include_proto!(\"x\"); }")],
     },
 ];

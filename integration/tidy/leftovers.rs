@@ -14,19 +14,11 @@ use super::{
 };
 
 const UNFINISHED_MACROS: &[&str] = &["todo", "unimplemented", "dbg"];
-const NOTES: &[&str] = &[
-    concat!("TO", "DO"),
-    concat!("FIX", "ME"),
-    concat!("XX", "X"),
-    concat!("HA", "CK"),
-];
+const NOTES: &[&str] =
+    &[concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X"), concat!("HA", "CK")];
 const NOTED_FILES: &[&str] = &[".rs", ".py", ".sh", ".proto", ".toml", ".yaml", ".tpl"];
-const MACHINE_PATHS: &[&str] = &[
-    concat!("/wo", "rk/"),
-    concat!("/fa", "rm/"),
-    concat!("/ro", "ot/"),
-    concat!("/ho", "me/"),
-];
+const MACHINE_PATHS: &[&str] =
+    &[concat!("/wo", "rk/"), concat!("/fa", "rm/"), concat!("/ro", "ot/"), concat!("/ho", "me/")];
 /// Where a panic is how a failure is reported.
 const PANIC_ROOMS: &[&str] = &["integration", "benches", "tiers/src/testing"];
 
@@ -70,10 +62,7 @@ fn mentions_ident(tokens: TokenStream, word: &str) -> bool {
 }
 
 fn notes(source: &Source) -> Vec<Finding> {
-    if !NOTED_FILES
-        .iter()
-        .any(|ending| source.path.ends_with(ending))
-    {
+    if !NOTED_FILES.iter().any(|ending| source.path.ends_with(ending)) {
         return Vec::new();
     }
     let mut findings = Vec::new();
@@ -100,10 +89,7 @@ fn whole_words<'a>(line: &'a str, word: &'a str) -> impl Iterator<Item = &'a str
 
 /// Whether `rest` begins like `(#12)`.
 fn names_an_issue(rest: &str) -> bool {
-    let Some((number, _)) = rest
-        .strip_prefix("(#")
-        .and_then(|rest| rest.split_once(')'))
-    else {
+    let Some((number, _)) = rest.strip_prefix("(#").and_then(|rest| rest.split_once(')')) else {
         return false;
     };
     !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
@@ -183,11 +169,7 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
             mentions_ident(list.tokens.clone(), "test")
                 && !mentions_ident(list.tokens.clone(), "not")
         }
-        meta => meta
-            .path()
-            .segments
-            .last()
-            .is_some_and(|last| last.ident == "test"),
+        meta => meta.path().segments.last().is_some_and(|last| last.ident == "test"),
     })
 }
 
@@ -201,11 +183,7 @@ fn unwraps(source: &Source) -> Vec<Finding> {
     let mut found = Unwraps { lines: Vec::new() };
     found.visit_file(&source.tree);
     let what = "`unwrap()` outside tests: return an error, or `expect` with the reason it holds";
-    found
-        .lines
-        .iter()
-        .map(|line| source.finding(*line, what))
-        .collect()
+    found.lines.iter().map(|line| source.finding(*line, what)).collect()
 }
 
 pub(super) const RULES: &[Rule] = &[
@@ -214,28 +192,13 @@ pub(super) const RULES: &[Rule] = &[
         check: unfinished,
         bad: &[
             ("src/a.rs", concat!("fn f() { to", "do!() }")),
-            (
-                "src/a.rs",
-                concat!("fn f() { g(unimple", "mented!(\"later\")) }"),
-            ),
+            ("src/a.rs", concat!("fn f() { g(unimple", "mented!(\"later\")) }")),
             ("src/a.rs", concat!("fn f() { d", "bg!(1); }")),
-            (
-                "integration/a.rs",
-                concat!("#[test]\n#[ig", "nore]\nfn f() {}"),
-            ),
-            (
-                "integration/a.rs",
-                concat!("mod m { #[ig", "nore = \"slow\"] fn f() {} }"),
-            ),
-            (
-                "integration/a.rs",
-                concat!("#[cfg_attr(linux, ig", "nore)] fn f() {}"),
-            ),
+            ("integration/a.rs", concat!("#[test]\n#[ig", "nore]\nfn f() {}")),
+            ("integration/a.rs", concat!("mod m { #[ig", "nore = \"slow\"] fn f() {} }")),
+            ("integration/a.rs", concat!("#[cfg_attr(linux, ig", "nore)] fn f() {}")),
         ],
-        good: &[(
-            "src/a.rs",
-            "//! Not an ignored test.\nfn f() { ignore!(todo); let dbg = 1; }",
-        )],
+        good: &[("src/a.rs", "//! Not an ignored test.\nfn f() { ignore!(todo); let dbg = 1; }")],
     },
     Rule {
         name: "notes name an issue",
@@ -259,10 +222,7 @@ pub(super) const RULES: &[Rule] = &[
             ("src/a.rs", concat!("const P: &str = \"/ho", "me/me\";")),
             ("scripts/a.sh", concat!("\ncd /ro", "ot/x\n")),
         ],
-        good: &[(
-            "docs/a.md",
-            concat!("net", "/wo", "rk/x and ./wo", "rk/x and ../ho", "me/x\n"),
-        )],
+        good: &[("docs/a.md", concat!("net", "/wo", "rk/x and ./wo", "rk/x and ../ho", "me/x\n"))],
     },
     Rule {
         name: "no unwrap",
@@ -270,16 +230,10 @@ pub(super) const RULES: &[Rule] = &[
         bad: &[
             ("src/a.rs", "fn f() { g().unwrap(); }"),
             ("src/a.rs", "fn f() { println!(\"{}\", g().unwrap()); }"),
-            (
-                "tiers/src/a.rs",
-                "#[cfg(not(test))] mod m { fn f() { g().unwrap(); } }",
-            ),
+            ("tiers/src/a.rs", "#[cfg(not(test))] mod m { fn f() { g().unwrap(); } }"),
         ],
         good: &[
-            (
-                "src/a.rs",
-                "#[cfg(test)] mod tests { fn f() { g().unwrap(); } }",
-            ),
+            ("src/a.rs", "#[cfg(test)] mod tests { fn f() { g().unwrap(); } }"),
             ("src/a.rs", "#[tokio::test] async fn f() { g().unwrap(); }"),
             ("src/a.rs", "fn f() { g().unwrap_or(0); }"),
             ("integration/a.rs", "fn f() { g().unwrap(); }"),

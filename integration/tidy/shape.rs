@@ -38,10 +38,7 @@ fn module_docs(source: &Source) -> Vec<Finding> {
     if !source.is_rust() || source.text.starts_with("//!") {
         return Vec::new();
     }
-    vec![source.finding(
-        1,
-        "starts without `//!`: say what the file is for and what it promises",
-    )]
+    vec![source.finding(1, "starts without `//!`: say what the file is for and what it promises")]
 }
 
 /// Measures functions, methods and provided methods, nested ones too.
@@ -85,10 +82,7 @@ impl<'ast> Visit<'ast> for Functions<'_> {
 }
 
 fn function_length(source: &Source) -> Vec<Finding> {
-    let mut functions = Functions {
-        source,
-        findings: Vec::new(),
-    };
+    let mut functions = Functions { source, findings: Vec::new() };
     functions.visit_file(&source.tree);
     functions.findings
 }
@@ -109,10 +103,7 @@ fn unsafes(tokens: TokenStream, found: &mut Vec<Unsafe>) {
                     Some(TokenTree::Ident(next)) => next == "impl",
                     _ => false,
                 };
-                found.push(Unsafe {
-                    line: ident.span().start().line,
-                    argued,
-                });
+                found.push(Unsafe { line: ident.span().start().line, argued });
             }
             TokenTree::Group(group) => unsafes(group.stream(), found),
             _ => {}
@@ -126,14 +117,8 @@ fn unsafe_rooms(source: &Source) -> Vec<Finding> {
     }
     let mut found = Vec::new();
     unsafes(source.tokens.clone(), &mut found);
-    let what = format!(
-        "`unsafe` outside {}: use what those offer",
-        UNSAFE_ROOMS.join(", ")
-    );
-    found
-        .iter()
-        .map(|found| source.finding(found.line, what.clone()))
-        .collect()
+    let what = format!("`unsafe` outside {}: use what those offer", UNSAFE_ROOMS.join(", "));
+    found.iter().map(|found| source.finding(found.line, what.clone())).collect()
 }
 
 fn unsafe_is_argued(source: &Source) -> Vec<Finding> {
@@ -161,10 +146,7 @@ pub(super) const RULES: &[Rule] = &[
     Rule {
         name: "module docs",
         check: module_docs,
-        bad: &[
-            ("src/a.rs", "use std::fmt;"),
-            ("src/a.rs", "// Not a doc.\nfn f() {}"),
-        ],
+        bad: &[("src/a.rs", "use std::fmt;"), ("src/a.rs", "// Not a doc.\nfn f() {}")],
         good: &[("src/a.rs", "//! What it is.\n"), ("README.md", "# x")],
     },
     Rule {
@@ -204,9 +186,7 @@ pub(super) const RULES: &[Rule] = &[
 const fn spread<const BYTES: usize>(head: &[u8], tail: &[u8]) -> [u8; BYTES] {
     let mut text = [b'\n'; BYTES];
     text.split_at_mut(head.len()).0.copy_from_slice(head);
-    text.split_at_mut(BYTES - tail.len())
-        .1
-        .copy_from_slice(tail);
+    text.split_at_mut(BYTES - tail.len()).1.copy_from_slice(tail);
     text
 }
 
@@ -219,7 +199,5 @@ const fn ascii(text: &[u8]) -> &str {
 
 const LONG_FILE: &str = ascii(&spread::<{ FILE_LINES_MAX + 1 }>(b"", b""));
 const LONG_FUNCTION: &str = ascii(&spread::<{ FUNCTION_LINES_MAX + 9 }>(b"fn f() {", b"}"));
-const LONG_METHOD: &str = ascii(&spread::<{ FUNCTION_LINES_MAX + 19 }>(
-    b"impl X { fn f() {",
-    b"}}",
-));
+const LONG_METHOD: &str =
+    ascii(&spread::<{ FUNCTION_LINES_MAX + 19 }>(b"impl X { fn f() {", b"}}"));

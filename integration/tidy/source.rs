@@ -31,17 +31,11 @@ impl Source {
     /// Reads a text as the file at `path`, relative to the root of the repository.
     pub(super) fn new(path: &str, text: &str) -> Self {
         let rust = if path.ends_with(".rs") { text } else { "" };
-        let tokens: TokenStream = rust
-            .parse()
-            .unwrap_or_else(|e| panic!("{path} is not made of Rust tokens: {e}"));
+        let tokens: TokenStream =
+            rust.parse().unwrap_or_else(|e| panic!("{path} is not made of Rust tokens: {e}"));
         let tree = syn::parse2(tokens.clone())
             .unwrap_or_else(|e| panic!("{path}:{} does not parse: {e}", e.span().start().line));
-        Self {
-            path: path.to_owned(),
-            text: text.to_owned(),
-            tokens,
-            tree,
-        }
+        Self { path: path.to_owned(), text: text.to_owned(), tokens, tree }
     }
 
     pub(super) fn is_rust(&self) -> bool {
@@ -57,20 +51,13 @@ impl Source {
     }
 
     pub(super) fn finding(&self, line: usize, what: impl Into<String>) -> Finding {
-        Finding {
-            path: self.path.clone(),
-            line,
-            what: what.into(),
-        }
+        Finding { path: self.path.clone(), line, what: what.into() }
     }
 
     /// Every path that the file names, in `use`, in code and in macro arguments, with `crate`,
     /// `self` and `super` resolved.
     pub(super) fn mentions(&self) -> Vec<Mention> {
-        let mut walk = Walk {
-            mentions: Vec::new(),
-            module: module_of(&self.path),
-        };
+        let mut walk = Walk { mentions: Vec::new(), module: module_of(&self.path) };
         walk.stream(self.tokens.clone(), &[]);
         walk.mentions
     }
@@ -80,30 +67,15 @@ impl Source {
 pub(super) fn tracked_files() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let listed = Command::new("git")
-        .args([
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ])
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
         .current_dir(root)
         .output()
         .expect("tidy lists files with git: install it");
-    assert!(
-        listed.status.success(),
-        "git: {}",
-        String::from_utf8_lossy(&listed.stderr)
-    );
+    assert!(listed.status.success(), "git: {}", String::from_utf8_lossy(&listed.stderr));
     let listed = String::from_utf8(listed.stdout).expect("paths are UTF-8");
     listed
         .split_terminator('\0')
-        .filter_map(|path| {
-            Some(Source::new(
-                path,
-                &fs::read_to_string(root.join(path)).ok()?,
-            ))
-        })
+        .filter_map(|path| Some(Source::new(path, &fs::read_to_string(root.join(path)).ok()?)))
         .collect()
 }
 
@@ -118,8 +90,7 @@ impl Mention {
     /// Whether the path is `name` or begins with it, as in `std::fs` and `std::fs::File`.
     pub(super) fn begins_with(&self, name: &str) -> bool {
         let mut segments = self.segments.iter();
-        name.split("::")
-            .all(|wanted| segments.next().is_some_and(|found| found == wanted))
+        name.split("::").all(|wanted| segments.next().is_some_and(|found| found == wanted))
     }
 }
 
@@ -136,10 +107,7 @@ fn module_of(path: &str) -> Vec<String> {
     .unwrap_or(("elsewhere", path));
     let inner = rest.trim_end_matches(".rs").split('/');
     let inner = inner.filter(|part| !["mod", "lib", "main"].contains(part));
-    std::iter::once(krate)
-        .chain(inner)
-        .map(str::to_owned)
-        .collect()
+    std::iter::once(krate).chain(inner).map(str::to_owned).collect()
 }
 
 /// Collects paths from tokens: macro arguments are tokens only, so the tree would miss them.
@@ -180,11 +148,8 @@ impl Walk {
                 }
                 TokenTree::Group(group) => {
                     let listed = path.joined && group.delimiter() == Delimiter::Brace;
-                    let inner = if listed {
-                        std::mem::take(&mut path).segments
-                    } else {
-                        Vec::new()
-                    };
+                    let inner =
+                        if listed { std::mem::take(&mut path).segments } else { Vec::new() };
                     self.end(&mut path);
                     self.stream(group.stream(), &inner);
                 }
@@ -210,10 +175,7 @@ impl Walk {
         let path = std::mem::take(path);
         if path.segments.len() > 1 || path.imported && !path.segments.is_empty() {
             let segments = self.resolve(path.segments);
-            self.mentions.push(Mention {
-                segments,
-                line: path.line,
-            });
+            self.mentions.push(Mention { segments, line: path.line });
         }
     }
 
@@ -247,12 +209,7 @@ struct Open {
 
 impl Open {
     fn after(prefix: &[String]) -> Self {
-        Self {
-            segments: prefix.to_vec(),
-            joined: !prefix.is_empty(),
-            imported: false,
-            line: 0,
-        }
+        Self { segments: prefix.to_vec(), joined: !prefix.is_empty(), imported: false, line: 0 }
     }
 }
 
@@ -270,11 +227,7 @@ fn paths_are_seen_in_use_lists_code_and_macros() {
         fn f(x: super::g::X) { let y = crate::h::<u8>(::i::J); println!(\"{}\", k::l(y), m) }
         mod tests { use super::n; use super::super::o; }";
     let source = Source::new("tiers/src/dram/arena.rs", text);
-    let seen: Vec<String> = source
-        .mentions()
-        .iter()
-        .map(|m| m.segments.join("::"))
-        .collect();
+    let seen: Vec<String> = source.mentions().iter().map(|m| m.segments.join("::")).collect();
     for wanted in [
         "a::b::C",
         "a::b::D",
@@ -286,10 +239,7 @@ fn paths_are_seen_in_use_lists_code_and_macros() {
         "kvstrata_tiers::dram::arena::n",
         "kvstrata_tiers::dram::o",
     ] {
-        assert!(
-            seen.iter().any(|s| s == wanted),
-            "{wanted} is not in {seen:?}"
-        );
+        assert!(seen.iter().any(|s| s == wanted), "{wanted} is not in {seen:?}");
     }
 }
 
@@ -302,10 +252,6 @@ fn a_room_is_a_file_or_a_folder_of_that_name() {
         ("tiers/src/dram/arena.rs", "tiers/src/dram/arena.rs", true),
         ("benches/x.rs", "benches", true),
     ] {
-        assert_eq!(
-            Source::new(path, "").is_in(room),
-            inside,
-            "{path} in {room}"
-        );
+        assert_eq!(Source::new(path, "").is_in(room), inside, "{path} in {room}");
     }
 }
