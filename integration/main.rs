@@ -9,4 +9,5 @@
 
 mod plan;
 mod shared_data;
+mod tidy;
 mod traces;
