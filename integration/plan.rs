@@ -8,7 +8,7 @@ use kvstrata::{
 use crate::traces::{CLAUDE_CODE, CONVERSATION, shared};
 
 fn percent(trace: &Trace, percent: f64) -> u32 {
-    (f64::from(trace.blocks_unique()) * percent / 100.0).round() as u32
+    (f64::from(trace.blocks_unique()) * percent / 100.0).floor() as u32
 }
 
 /// (capacity in percent, policy, known hit ratio, tolerance)
