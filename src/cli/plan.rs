@@ -1,8 +1,8 @@
 //! `kvstrata plan`: what a cache of each size would hit on a trace.
 //!
 //! Reads a trace, runs the tiers' own policies over it at each capacity, and prints tables, JSON or
-//! charts. Nothing is served and no payload exists: only block ids move. Results depend on the trace
-//! and the arguments alone, never on the machine or the number of threads.
+//! charts. Nothing is served and no payload exists: only block ids move. Results depend on the
+//! trace and the arguments alone, never on the machine or the number of threads.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -35,9 +35,10 @@ Examples:
   What would each tier serve, as a chart:
     kvstrata plan trace.jsonl.zst --tiers dram=1%,nvme=10%,object=unlimited --svg charts/
 
-Capacities are percentages of the trace's distinct blocks (5%), sizes (64GiB; these need --model or
---block-bytes), or `unlimited`. A request is atomic: its longest resident prefix counts as hits, then
-its blocks are touched or inserted tail first. OPT knows the future and is an upper bound.";
+Capacities are percentages of the trace's distinct blocks (5%), sizes (64GiB; these need
+--model or --block-bytes), or `unlimited`. A request is atomic: its longest resident prefix
+counts as hits, then its blocks are touched or inserted tail first. OPT knows the future and is
+an upper bound.";
 
 /// Tell what caches of several sizes would hit on a trace
 ///
@@ -88,8 +89,8 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     pub requests: Option<usize>,
 
-    /// Write charts: into this folder, or to this file if it ends in .svg (the tier split goes beside
-    /// it, with -tiers in its name)
+    /// Write charts: into this folder, or to this file if it ends in .svg (the tier split goes
+    /// beside it, with -tiers in its name)
     #[arg(long, value_name = "PATH")]
     pub svg: Option<PathBuf>,
 

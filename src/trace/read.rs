@@ -1,8 +1,8 @@
 //! Reads a trace file of any known format, plain or zstd.
 //!
-//! The first line decides the format. Whatever the file holds, reading ends in a trace or in an error
-//! that names file, line, field, value and what is allowed; memory is bounded by the limits of
-//! [`trace`](super) and by one line.
+//! The first line decides the format. Whatever the file holds, reading ends in a trace or in an
+//! error that names file, line, field, value and what is allowed; memory is bounded by the limits
+//! of [`trace`](super) and by one line.
 
 use std::{fs::File, io::Read, path::Path};
 
@@ -30,8 +30,8 @@ pub struct ReadOptions {
 /// Reads the trace at `path`.
 ///
 /// # Errors
-/// `Invalid` if the file cannot be read or a line is not a request; names file, line, field, value and
-/// what is allowed.
+/// `Invalid` if the file cannot be read or a line is not a request; names file, line, field, value
+/// and what is allowed.
 ///
 /// # Blocking
 /// Reads the whole file: milliseconds to seconds.
@@ -269,6 +269,10 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn files_without_requests_are_refused() {
         let error = parse(r#"{"time": 3}"#).unwrap_err().to_string();
         assert!(
             error.contains("line 1") && error.contains("hash_ids"),

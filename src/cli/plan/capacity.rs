@@ -22,8 +22,8 @@ impl Capacity {
     /// The capacity in whole blocks, rounded down; never more than the trace has.
     ///
     /// # Errors
-    /// `Invalid` if it is given in bytes and the bytes of a block are not known, or if it is too small
-    /// for one block.
+    /// `Invalid` if it is given in bytes and the bytes of a block are not known, or if it is too
+    /// small for one block.
     pub fn blocks(&self, trace: &Trace, block_bytes: Option<u64>) -> Result<u32> {
         let unique = trace.blocks_unique();
         let blocks = match self {

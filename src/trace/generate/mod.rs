@@ -2,19 +2,19 @@
 //!
 //! Real traces of coding agents are large or may not be passed on. These have the same shape:
 //!
-//! - several tools and models, each pair with a prompt that all its sessions share; sub-agents share
-//!   the first part of it and go on with their own;
+//! - several tools and models, each pair with a prompt that all its sessions share; sub-agents
+//!   share the first part of it and go on with their own;
 //! - sessions of a few up to 3,000 turns, most of them short; every turn resends the whole context,
 //!   so input is about a hundred times the output;
 //! - heavy sessions that go from 64 k to 480 k tokens within five turns;
 //! - sub-sessions, some with a fresh context, some forked from all of their parent's;
 //! - compaction: a context at its limit restarts from prompt and summary;
-//! - times between uses of a block with a median near 20 s, a 99th percentile near half an hour and a
-//!   longest of hours.
+//! - times between uses of a block with a median near 20 s, a 99th percentile near half an hour and
+//!   a longest of hours.
 //!
-//! Invariants: equal options give equal bytes on every machine (integers only, one random stream for
-//! each session); a block names its whole prefix; lines are sorted by time. Adding a session changes
-//! no other one's content.
+//! Invariants: equal options give equal bytes on every machine (integers only, one random stream
+//! for each session); a block names its whole prefix; lines are sorted by time. Adding a session
+//! changes no other one's content.
 
 use std::{
     fs::File,
@@ -49,8 +49,8 @@ pub struct GenerateOptions {
     pub models: u32,
     /// The most turns of a session; 5 to 3,000.
     pub turns_max: u32,
-    /// The largest context, in tokens, 131,072 to 10,000,000. Heavy sessions reach 96 % of it in five
-    /// turns; the others compact at 200,000.
+    /// The largest context, in tokens, 131,072 to 10,000,000. Heavy sessions reach 96 % of it in
+    /// five turns; the others compact at 200,000.
     pub context_tokens_max: u32,
 }
 

@@ -51,8 +51,8 @@ impl Chance {
     }
 }
 
-/// A distribution: (share of draws that lie below, in millionths; value), both ascending, from share
-/// 0 to [`ONE`].
+/// A distribution: (share of draws that lie below, in millionths; value), both ascending, from
+/// share 0 to [`ONE`].
 #[derive(Debug)]
 pub(super) struct Quantiles(pub(super) &'static [(u32, u64)]);
 

@@ -1,9 +1,9 @@
 //! One session and its sub-sessions: turns, growing context, compaction, forks.
 //!
 //! A context is a chain of *stretches*: the tool's shared prefix, the rest of its prompt, then the
-//! session's own blocks. A stretch is a row of block ids that only grows; its place among all ids is
-//! found when everything is generated, so a session's own blocks are consecutive in the file whatever
-//! other sessions do meanwhile.
+//! session's own blocks. A stretch is a row of block ids that only grows; its place among all ids
+//! is found when everything is generated, so a session's own blocks are consecutive in the file
+//! whatever other sessions do meanwhile.
 
 use super::{
     GenerateOptions,
@@ -27,8 +27,8 @@ const TURNS: Quantiles = Quantiles(&[
 ]);
 /// Turns of a sub-session.
 const SUB_TURNS: Quantiles = Quantiles(&[(0, 2), (500_000, 6), (900_000, 20), (ONE, 60)]);
-/// Milliseconds between turns when a person takes part: seconds while tools run, minutes to read and
-/// answer, hours to be away.
+/// Milliseconds between turns when a person takes part: seconds while tools run, minutes to read
+/// and answer, hours to be away.
 const GAP_WITH_PERSON: Quantiles = Quantiles(&[
     (0, 1_500),
     (250_000, 12 * SECOND),

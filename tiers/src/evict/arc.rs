@@ -5,13 +5,13 @@
 //! there is a list of tags that left it lately (B1, B2). A block that comes back from such a list
 //! says that its side was too small, and moves the target size of `recent` (the paper's p).
 //!
-//! Invariants for a capacity c: recent + its tags <= c, all four lists together <= 2 c. They hold as
-//! long as the caller evicts before the insert that would pass c; a cache that is over its capacity
-//! for a while is trimmed at the next insert.
+//! Invariants for a capacity c: recent + its tags <= c, all four lists together <= 2 c. They hold
+//! as long as the caller evicts before the insert that would pass c; a cache that is over its
+//! capacity for a while is trimmed at the next insert.
 //!
 //! The paper replaces and inserts in one step. Here they are two calls that carry the same tag, so
-//! the target moves at the first of them, and only once. Ids that may not leave are passed over; if a
-//! side has no other, the other side gives the block.
+//! the target moves at the first of them, and only once. Ids that may not leave are passed over; if
+//! a side has no other, the other side gives the block.
 
 use std::fmt;
 
