@@ -6,4 +6,5 @@ pub mod v1 {
 }
 
 /// The encoded file descriptor set, for the reflection service.
-pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+pub const FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
