@@ -1,4 +1,5 @@
 //! The kvstrata server.
 
+pub mod cli;
 pub mod sim;
 pub mod trace;

@@ -1,0 +1,5 @@
+//! The subcommands.
+
+pub mod gen_trace;
+pub mod plan;
+mod stdout;
