@@ -1,4 +1,14 @@
-//! The kvstrata server.
+//! The kvstrata server: everything but the store and the wire.
+//!
+//! Read in this order: [`server`] (what there is and how it starts and leaves), [`api`] (the calls),
+//! [`session`] and [`lease`] (what clients own), [`config`] and [`budget`] (what operators decide).
+//! The store is [`kvstrata_tiers`], the contract [`kvstrata_proto`]; only `api::convert` knows both.
 
+pub mod budget;
+pub mod config;
+pub mod identity_file;
+pub mod logging;
+pub mod readiness;
 pub mod sim;
+pub mod tasks;
 pub mod trace;
