@@ -6,9 +6,14 @@
 
 pub mod budget;
 pub mod config;
+pub mod id;
 pub mod identity_file;
+pub mod lease;
+pub mod limits;
 pub mod logging;
+pub mod metrics;
 pub mod readiness;
+pub mod session;
 pub mod sim;
 pub mod tasks;
 pub mod trace;
