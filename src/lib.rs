@@ -4,8 +4,11 @@
 //! [`session`] and [`lease`] (what clients own), [`config`] and [`budget`] (what operators decide).
 //! The store is [`kvstrata_tiers`], the contract [`kvstrata_proto`]; only `api::convert` knows both.
 
+pub mod api;
 pub mod budget;
+pub mod cli;
 pub mod config;
+pub mod http;
 pub mod id;
 pub mod identity_file;
 pub mod lease;
@@ -13,6 +16,7 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 pub mod readiness;
+pub mod server;
 pub mod session;
 pub mod sim;
 pub mod tasks;
