@@ -7,7 +7,10 @@
     reason = "a test fails by panicking; helpers of this binary are not covered by allow-*-in-tests"
 )]
 
+mod harness;
 mod plan;
+mod put_get;
 mod shared_data;
 mod tidy;
 mod traces;
+mod wire;
