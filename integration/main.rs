@@ -7,9 +7,12 @@
     reason = "a test fails by panicking; helpers of this binary are not covered by allow-*-in-tests"
 )]
 
+mod config;
+mod drain;
 mod harness;
 mod plan;
 mod put_get;
+mod sessions;
 mod shared_data;
 mod tidy;
 mod traces;

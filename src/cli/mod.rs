@@ -1,6 +1,9 @@
 //! The command line: what each command is for, and how a failure ends the process.
 
+pub mod gen_trace;
+pub mod plan;
 pub mod serve;
+mod stdout;
 
 use std::{
     io::{self, Write},
@@ -28,6 +31,10 @@ pub struct Cli {
 pub enum Command {
     /// Run a node until SIGTERM or SIGINT, then drain.
     Serve(serve::Args),
+    /// Tell what caches of several sizes would hit on a trace.
+    Plan(plan::Args),
+    /// Write a trace like those of coding agents.
+    GenTrace(gen_trace::Args),
 }
 
 /// Why a command failed.
@@ -63,6 +70,8 @@ pub async fn run() -> ExitCode {
     };
     let result = match cli.command {
         Command::Serve(args) => serve::run(args).await,
+        Command::Plan(args) => plan::run(&args).map_err(Failure::failed),
+        Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::failed),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
