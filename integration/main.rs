@@ -7,9 +7,11 @@
     reason = "a test fails by panicking; helpers of this binary are not covered by allow-*-in-tests"
 )]
 
+mod bad_input;
 mod config;
 mod drain;
 mod harness;
+mod metrics;
 mod plan;
 mod put_get;
 mod sessions;
