@@ -26,9 +26,10 @@ const WORKING_SET: usize = 64 << 20;
 
 type Candidate = (&'static str, fn(&[u8]) -> u64);
 
-const CANDIDATES: [Candidate; 6] = [
+const CANDIDATES: [Candidate; 7] = [
     ("read (sum of words)", read),
     ("xxh3-64, seeded", |bytes| xxh3::xxh3_64_with_seed(bytes, 7)),
+    ("xxh3-64 (twox-hash)", |bytes| twox_hash::XxHash3_64::oneshot_with_seed(7, bytes)),
     ("xxh3-128, low half", |bytes| {
         #[expect(clippy::cast_possible_truncation, reason = "only used up")]
         let low = xxh3::xxh3_128_with_seed(bytes, 7) as u64;

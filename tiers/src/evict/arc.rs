@@ -163,7 +163,7 @@ impl Eviction for ArcPolicy {
         Some(id)
     }
 
-    fn coldest(&self) -> Option<EntryId> {
+    fn coldest(&mut self) -> Option<EntryId> {
         let over = parts(self.queues.len(RECENT)) > self.recent_target;
         let (first, second) = if over { (RECENT, FREQUENT) } else { (FREQUENT, RECENT) };
         self.queues.back(first).or_else(|| self.queues.back(second))

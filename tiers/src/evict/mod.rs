@@ -55,7 +55,7 @@ pub trait Eviction: Debug + Send {
     ) -> Option<EntryId>;
 
     /// The id that would leave next if everything were evictable; used to compare ages.
-    fn coldest(&self) -> Option<EntryId>;
+    fn coldest(&mut self) -> Option<EntryId>;
 
     /// How many ids are resident.
     fn len(&self) -> usize;
