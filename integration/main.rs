@@ -7,7 +7,17 @@
     reason = "a test fails by panicking; helpers of this binary are not covered by allow-*-in-tests"
 )]
 
+mod abandon;
+mod bad_input;
+mod config;
+mod drain;
+mod harness;
+mod identity;
+mod metrics;
 mod plan;
+mod put_get;
+mod sessions;
 mod shared_data;
 mod tidy;
 mod traces;
+mod wire;

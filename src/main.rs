@@ -1,35 +1,20 @@
-//! The `kvstrata` binary.
+//! The `kvstrata` binary: a runtime, and the command line in it.
 
-use std::process::ExitCode;
-
-use clap::{Parser, Subcommand};
-use kvstrata::cli::{gen_trace, plan};
-
-#[derive(Debug, Parser)]
-#[command(name = "kvstrata")]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    Plan(plan::Args),
-    GenTrace(gen_trace::Args),
-}
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Plan(args) => plan::run(&args),
-        Command::GenTrace(args) => gen_trace::run(&args),
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let text = format!("{error}\n");
-            match std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes()) {
-                Ok(()) | Err(_) => ExitCode::FAILURE,
-            }
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(why) => {
+            let told = writeln!(io::stderr().lock(), "kvstrata: start the runtime: {why}");
+            return told.map_or(ExitCode::FAILURE, |()| ExitCode::FAILURE);
         }
-    }
+    };
+    let code = runtime.block_on(kvstrata::cli::run());
+    // What is still running has been asked to end and named in the log.
+    runtime.shutdown_background();
+    code
 }
