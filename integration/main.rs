@@ -6,3 +6,6 @@
     clippy::indexing_slicing,
     reason = "a test fails by panicking; helpers of this binary are not covered by allow-*-in-tests"
 )]
+
+mod client;
+mod fake;

@@ -1,1 +1,3 @@
 //! The kvstrata server.
+
+pub mod client;
