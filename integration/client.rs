@@ -31,11 +31,7 @@ impl GetSink for Seen {
 
 /// A namespace of vLLM's kind with these part lengths.
 pub(crate) fn namespace(part_bytes: &[u32]) -> NamespaceSpec {
-    let part = |(rank, bytes): (u32, &u32)| v1::Part {
-        group: 0,
-        rank,
-        bytes: *bytes,
-    };
+    let part = |(rank, bytes): (u32, &u32)| v1::Part { group: 0, rank, bytes: *bytes };
     NamespaceSpec::Engine(Box::new(v1::Namespace {
         model: "test".into(),
         engine: "vllm".into(),
@@ -61,19 +57,14 @@ pub(crate) fn hashes(numbers: Range<u32>) -> HashList {
 /// Bytes in which every position is different from its neighbours and from other blocks.
 pub(crate) fn pattern(number: u32, part: u32, len: usize) -> Bytes {
     let salt = u64::from(number) << 40 | u64::from(part) << 32;
-    let words = (0..len.div_ceil(8) as u64).flat_map(|word| {
-        (salt + word)
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            .to_be_bytes()
-    });
+    let words = (0..len.div_ceil(8) as u64)
+        .flat_map(|word| (salt + word).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes());
     words.take(len).collect::<Vec<_>>().into()
 }
 
 pub(crate) fn batch(numbers: Range<u32>, part_bytes: &[u32]) -> PutBatch {
     let values = numbers.clone().flat_map(|number| {
-        (0..)
-            .zip(part_bytes)
-            .map(move |(part, len)| pattern(number, part, *len as usize))
+        (0..).zip(part_bytes).map(move |(part, len)| pattern(number, part, *len as usize))
     });
     PutBatch {
         values: values.collect(),
@@ -92,32 +83,19 @@ struct Setup {
 
 async fn setup(lie: Lie, part_bytes: &[u32]) -> Setup {
     let fake = Fake::start(Lie::None);
-    let options = ClientOptions {
-        call_deadline: Duration::from_secs(2),
-        ..Default::default()
-    };
+    let options = ClientOptions { call_deadline: Duration::from_secs(2), ..Default::default() };
     let client = Client::connect(&fake.endpoint(), options).await.unwrap();
     let handle = client.open(namespace(part_bytes)).await.unwrap();
     let session = client.session("test").await.unwrap();
-    let report = handle
-        .put(&session, &batch(0..4, part_bytes))
-        .await
-        .unwrap();
+    let report = handle.put(&session, &batch(0..4, part_bytes)).await.unwrap();
     assert_eq!(report.count(PutOutcome::Stored), 4);
     fake.lie(lie);
-    Setup {
-        fake,
-        handle,
-        session,
-    }
+    Setup { fake, handle, session }
 }
 
 async fn get(setup: &Setup, numbers: Range<u32>) -> (kvstrata_tiers::error::Result<()>, Seen) {
     let mut seen = Seen::default();
-    let result = setup
-        .handle
-        .get(&hashes(numbers), GetOptions::default(), &mut seen)
-        .await;
+    let result = setup.handle.get(&hashes(numbers), GetOptions::default(), &mut seen).await;
     (result.map(drop), seen)
 }
 
@@ -132,37 +110,21 @@ async fn parts_of_all_sizes_come_back_byte_for_byte() {
             .zip(lengths)
             .flat_map(|(part, len)| pattern(number, part, len as usize))
             .collect();
-        assert!(
-            *position == number && *bytes == expected,
-            "block {number} differs"
-        );
+        assert!(*position == number && *bytes == expected, "block {number} differs");
     }
-    assert_eq!(
-        (seen.blocks.len(), seen.misses.as_slice()),
-        (4, &[(4..5, MissReason::Absent)][..])
-    );
+    assert_eq!((seen.blocks.len(), seen.misses.as_slice()), (4, &[(4..5, MissReason::Absent)][..]));
 }
 
 #[tokio::test]
 async fn batches_over_the_limits_are_split_in_order() {
     let setup = setup(Lie::None, &[64]).await;
-    let report = setup
-        .handle
-        .put(&setup.session, &batch(10..60, &[64]))
-        .await
-        .unwrap();
+    let report = setup.handle.put(&setup.session, &batch(10..60, &[64])).await.unwrap();
     assert_eq!((report.outcomes.len(), report.sent_bytes), (50, 50 * 64));
     let (result, seen) = get(&setup, 10..60).await;
     result.unwrap();
-    let expected: Vec<_> = (0..50)
-        .map(|at| (at, pattern(at + 10, 0, 64).to_vec()))
-        .collect();
+    let expected: Vec<_> = (0..50).map(|at| (at, pattern(at + 10, 0, 64).to_vec())).collect();
     assert_eq!(seen.blocks, expected);
-    let lookup = setup
-        .handle
-        .lookup(&hashes(10..70), LookupOptions::default())
-        .await
-        .unwrap();
+    let lookup = setup.handle.lookup(&hashes(10..70), LookupOptions::default()).await.unwrap();
     assert_eq!((lookup.prefix_blocks, lookup.counts.miss), (50, 10));
 }
 
@@ -172,10 +134,7 @@ async fn a_flipped_byte_is_a_miss_for_its_block_only() {
     let (result, seen) = get(&setup, 0..3).await;
     result.unwrap();
     assert_eq!(seen.misses, [(1..2, MissReason::CorruptHere)]);
-    assert_eq!(
-        seen.blocks.iter().map(|block| block.0).collect::<Vec<_>>(),
-        [0, 2]
-    );
+    assert_eq!(seen.blocks.iter().map(|block| block.0).collect::<Vec<_>>(), [0, 2]);
 }
 
 #[tokio::test]
@@ -207,62 +166,38 @@ async fn what_came_before_a_failure_was_delivered() {
 #[tokio::test]
 async fn counts_that_do_not_sum_are_an_error() {
     let setup = setup(Lie::WrongSum, &[64]).await;
-    let result = setup
-        .handle
-        .lookup(&hashes(0..3), LookupOptions::default())
-        .await;
+    let result = setup.handle.lookup(&hashes(0..3), LookupOptions::default()).await;
     assert_eq!(result.unwrap_err().kind(), ErrorKind::Internal);
 }
 
 #[tokio::test]
 async fn the_servers_delay_arrives_with_the_error() {
     let refusing = setup(Lie::NoRoom, &[64]).await;
-    let error = refusing
-        .handle
-        .put(&refusing.session, &batch(9..12, &[64]))
-        .await
-        .unwrap_err();
+    let error = refusing.handle.put(&refusing.session, &batch(9..12, &[64])).await.unwrap_err();
     assert_eq!(error.retry_after(), Some(Duration::from_millis(70)));
     refusing.fake.lie(Lie::Overloaded);
-    let error = refusing
-        .handle
-        .lookup(&hashes(0..1), LookupOptions::default())
-        .await
-        .unwrap_err();
+    let error = refusing.handle.lookup(&hashes(0..1), LookupOptions::default()).await.unwrap_err();
     assert_eq!(error.retry_after(), Some(Duration::from_millis(250)));
 }
 
 #[tokio::test]
 async fn a_silent_server_is_a_timeout() {
     let setup = setup(Lie::Silence, &[64]).await;
-    let error = setup
-        .handle
-        .lookup(&hashes(0..1), LookupOptions::default())
-        .await
-        .unwrap_err();
+    let error = setup.handle.lookup(&hashes(0..1), LookupOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
 }
 
 #[tokio::test]
 async fn a_dead_server_is_a_fast_error_that_says_what_to_do() {
-    let Setup {
-        fake,
-        handle,
-        session,
-    } = setup(Lie::None, &[64]).await;
+    let Setup { fake, handle, session } = setup(Lie::None, &[64]).await;
     let endpoint = fake.endpoint();
     drop(fake);
     let mut session = session;
     while !matches!(session.changed().await, SessionState::Ended(_)) {}
     let started = tokio::time::Instant::now();
-    let error = handle
-        .lookup(&hashes(0..1), LookupOptions::default())
-        .await
-        .unwrap_err();
+    let error = handle.lookup(&hashes(0..1), LookupOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    let error = Client::connect(&endpoint, ClientOptions::default())
-        .await
-        .unwrap_err();
+    let error = Client::connect(&endpoint, ClientOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("kvstrata serve"), "{error}");
     assert!(started.elapsed() < Duration::from_secs(2));
@@ -273,36 +208,14 @@ async fn wrong_input_never_reaches_the_wire() {
     let setup = setup(Lie::None, &[64, 32]).await;
     let mut wrong = batch(0..2, &[64, 32]);
     wrong.values[3] = Bytes::from_static(b"short");
-    let error = setup
-        .handle
-        .put(&setup.session, &wrong)
-        .await
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("position 1, part 1: 5 bytes given, exactly 32"),
-        "{error}"
-    );
+    let error = setup.handle.put(&setup.session, &wrong).await.unwrap_err().to_string();
+    assert!(error.contains("position 1, part 1: 5 bytes given, exactly 32"), "{error}");
     let short = HashList::new(Bytes::from_static(&[0; 16]), 16).unwrap();
-    let error = setup
-        .handle
-        .lookup(&short, LookupOptions::default())
-        .await
-        .unwrap_err();
+    let error = setup.handle.lookup(&short, LookupOptions::default()).await.unwrap_err();
     assert!(error.to_string().contains("exactly 32 declared"), "{error}");
-    let options = GetOptions {
-        parts: vec![2],
-        ..Default::default()
-    };
-    let error = setup
-        .handle
-        .get(&hashes(0..1), options, &mut Seen::default())
-        .await
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("2 given, 0 to 1 declared"),
-        "{error}"
-    );
+    let options = GetOptions { parts: vec![2], ..Default::default() };
+    let error = setup.handle.get(&hashes(0..1), options, &mut Seen::default()).await.unwrap_err();
+    assert!(error.to_string().contains("2 given, 0 to 1 declared"), "{error}");
 }
 
 #[tokio::test]

@@ -74,25 +74,16 @@ impl Fake {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let lie = Arc::new(Mutex::new(lie));
-        let store = Store {
-            lie: Arc::clone(&lie),
-            ..Default::default()
-        };
+        let store = Store { lie: Arc::clone(&lie), ..Default::default() };
         let service = BlockCacheServer::new(store)
             .max_decoding_message_size(8 << 20)
             .max_encoding_message_size(8 << 20);
         let entered = runtime.enter();
         let incoming = TcpListenerStream::new(TcpListener::from_std(listener).unwrap());
-        let serving = Server::builder()
-            .add_service(service)
-            .serve_with_incoming(incoming);
+        let serving = Server::builder().add_service(service).serve_with_incoming(incoming);
         drop(entered);
         let _detached = runtime.spawn(serving);
-        Self {
-            address,
-            lie,
-            runtime: Some(runtime),
-        }
+        Self { address, lie, runtime: Some(runtime) }
     }
 
     pub(crate) fn endpoint(&self) -> String {
@@ -112,20 +103,14 @@ struct Store {
 
 impl Default for Store {
     fn default() -> Self {
-        Self {
-            lie: Arc::new(Mutex::new(Lie::None)),
-            parts: Arc::default(),
-            values: Arc::default(),
-        }
+        Self { lie: Arc::new(Mutex::new(Lie::None)), parts: Arc::default(), values: Arc::default() }
     }
 }
 
 type Boxed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 fn split(packed: &Bytes) -> Vec<Bytes> {
-    (0..packed.len() / 32)
-        .map(|at| packed.slice(at * 32..at * 32 + 32))
-        .collect()
+    (0..packed.len() / 32).map(|at| packed.slice(at * 32..at * 32 + 32)).collect()
 }
 
 impl Store {
@@ -149,11 +134,7 @@ impl Store {
     fn get_messages(&self, request: &v1::GetRequest) -> Vec<Result<v1::GetResponse, Status>> {
         let lie = self.lie();
         let declared: Vec<u32> = (0..*self.parts.lock().unwrap()).collect();
-        let parts = if request.parts.is_empty() {
-            declared
-        } else {
-            request.parts.clone()
-        };
+        let parts = if request.parts.is_empty() { declared } else { request.parts.clone() };
         let mut hashes = split(&request.hashes);
         if lie == Lie::SwappedBlocks {
             hashes.swap(0, 1);
@@ -194,55 +175,31 @@ fn data(index: u32, values: Vec<(u32, Value)>, flip: bool) -> v1::GetResponse {
         loop {
             let end = value.len().min(offset + (1 << 20));
             let data = value.slice(offset..end);
-            parts.push(v1::PartData {
-                index,
-                part,
-                offset: offset as u32,
-                data,
-                checksum,
-            });
+            let (part_bytes, at) = (value.len() as u32, offset as u32);
+            parts.push(v1::PartData { index, part, offset: at, data, checksum, part_bytes });
             offset = end;
             if offset == value.len() {
                 break;
             }
         }
     }
-    let data = v1::GetData {
-        parts,
-        tier: v1::Tier::Dram.into(),
-    };
-    v1::GetResponse {
-        message: Some(get_response::Message::Data(data)),
-    }
+    let data = v1::GetData { parts, tier: v1::Tier::Dram.into() };
+    v1::GetResponse { message: Some(get_response::Message::Data(data)) }
 }
 
 fn miss(index: u32) -> v1::GetResponse {
     let reason = v1::MissReason::Absent.into();
-    let miss = v1::GetMiss {
-        start: index,
-        end: index + 1,
-        reason,
-    };
-    v1::GetResponse {
-        message: Some(get_response::Message::Miss(miss)),
-    }
+    let miss = v1::GetMiss { start: index, end: index + 1, reason };
+    v1::GetResponse { message: Some(get_response::Message::Miss(miss)) }
 }
 
 fn put_reply(message: put_response::Message) -> v1::PutResponse {
-    v1::PutResponse {
-        message: Some(message),
-    }
+    v1::PutResponse { message: Some(message) }
 }
 
 fn results(count: u32, outcome: v1::PutOutcome) -> v1::PutResponse {
-    let result = v1::PutResult {
-        start: 0,
-        end: count,
-        outcome: outcome.into(),
-    };
-    put_reply(put_response::Message::Results(v1::PutResults {
-        results: vec![result],
-    }))
+    let result = v1::PutResult { start: 0, end: count, outcome: outcome.into() };
+    put_reply(put_response::Message::Results(v1::PutResults { results: vec![result] }))
 }
 
 /// Limits far below a real server's, so that splitting is seen.
@@ -270,11 +227,7 @@ impl BlockCache for Store {
     ) -> Result<Response<v1::OpenResponse>, Status> {
         let (parts, block_bytes) = match request.into_inner().kind {
             Some(v1::open_request::Kind::Namespace(namespace)) => {
-                let bytes = namespace
-                    .parts
-                    .iter()
-                    .map(|part| u64::from(part.bytes))
-                    .sum();
+                let bytes = namespace.parts.iter().map(|part| u64::from(part.bytes)).sum();
                 (namespace.parts.len() as u32, bytes)
             }
             _ => (1, 0),
@@ -292,17 +245,11 @@ impl BlockCache for Store {
         &self,
         _request: Request<v1::SessionRequest>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let opened = v1::SessionOpened {
-            session_id: Bytes::from_static(&[1; 16]),
-            ..Default::default()
-        };
-        let first = v1::SessionEvent {
-            event: Some(session_event::Event::Opened(opened)),
-        };
+        let opened =
+            v1::SessionOpened { session_id: Bytes::from_static(&[1; 16]), ..Default::default() };
+        let first = v1::SessionEvent { event: Some(session_event::Event::Opened(opened)) };
         let draining = v1::Draining { grace_ms: 1234 };
-        let second = v1::SessionEvent {
-            event: Some(session_event::Event::Draining(draining)),
-        };
+        let second = v1::SessionEvent { event: Some(session_event::Event::Draining(draining)) };
         let events = stream::iter([Ok(first), Ok(second)]).chain(stream::pending());
         Ok(Response::new(Box::pin(events)))
     }
@@ -316,20 +263,15 @@ impl BlockCache for Store {
         }
         if self.lie() == Lie::Overloaded {
             let mut status = Status::resource_exhausted("too many lookups");
-            status
-                .metadata_mut()
-                .insert("retry-after-ms", "250".parse().unwrap());
+            status.metadata_mut().insert("retry-after-ms", "250".parse().unwrap());
             return Err(status);
         }
         let hashes = split(&request.into_inner().hashes);
         let prefix = hashes.iter().take_while(|hash| self.has(hash)).count() as u32;
         let asked = hashes.len() as u32;
         let off = u32::from(self.lie() == Lie::WrongSum);
-        let counts = v1::TierCounts {
-            dram: prefix,
-            miss: asked - prefix + off,
-            ..Default::default()
-        };
+        let counts =
+            v1::TierCounts { dram: prefix, miss: asked - prefix + off, ..Default::default() };
         Ok(Response::new(v1::LookupResponse {
             asked,
             prefix_blocks: prefix,
@@ -343,34 +285,23 @@ impl BlockCache for Store {
         request: Request<Streaming<v1::PutRequest>>,
     ) -> Result<Response<Self::PutStream>, Status> {
         let mut messages = request.into_inner();
-        let Some(put_request::Message::Offer(offer)) = messages
-            .message()
-            .await?
-            .and_then(|message| message.message)
+        let Some(put_request::Message::Offer(offer)) =
+            messages.message().await?.and_then(|message| message.message)
         else {
             return Err(Status::invalid_argument("offer first"));
         };
         let hashes = split(&offer.hashes);
         let count = hashes.len() as u32;
         if self.lie() == Lie::NoRoom {
-            let wanted = v1::PutWanted {
-                ranges: Vec::new(),
-                retry_after_ms: 70,
-            };
+            let wanted = v1::PutWanted { ranges: Vec::new(), retry_after_ms: 70 };
             let replies = [
                 Ok(put_reply(put_response::Message::Wanted(wanted))),
                 Ok(results(count, v1::PutOutcome::Refused)),
             ];
             return Ok(Response::new(Box::pin(stream::iter(replies))));
         }
-        let ranges = vec![v1::Range {
-            start: 0,
-            end: count,
-        }];
-        let wanted = v1::PutWanted {
-            ranges,
-            retry_after_ms: 0,
-        };
+        let ranges = vec![v1::Range { start: 0, end: count }];
+        let wanted = v1::PutWanted { ranges, retry_after_ms: 0 };
         let values = Arc::clone(&self.values);
         let tail = async move {
             while let Some(message) = messages.message().await? {
@@ -389,9 +320,7 @@ impl BlockCache for Store {
             Ok(results(count, v1::PutOutcome::Stored))
         };
         let first = Ok(put_reply(put_response::Message::Wanted(wanted)));
-        Ok(Response::new(Box::pin(
-            stream::iter([first]).chain(stream::once(tail)),
-        )))
+        Ok(Response::new(Box::pin(stream::iter([first]).chain(stream::once(tail)))))
     }
 
     async fn get(

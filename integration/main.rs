@@ -9,3 +9,6 @@
 
 mod client;
 mod fake;
+mod plan;
+mod shared_data;
+mod traces;

@@ -9,8 +9,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(["kvstrata/v1/blocks.proto"], ["proto"])?;
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out_dir.join("descriptors.bin"), descriptors.encode_to_vec())?;
-    tonic_prost_build::configure()
-        .bytes(".")
-        .compile_fds(descriptors)?;
+    tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
     Ok(())
 }

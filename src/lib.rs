@@ -1,3 +1,5 @@
 //! The kvstrata server.
 
 pub mod client;
+pub mod sim;
+pub mod trace;

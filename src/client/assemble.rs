@@ -136,7 +136,6 @@ impl GetSummary {
 pub(super) struct Assembler<'a> {
     namespace: &'a NamespaceId,
     parts: &'a [(u32, PartSpec)],
-    opaque: bool,
     hashes: HashList,
     /// Added to positions, because a long list is fetched in several requests.
     base: u32,
@@ -161,20 +160,10 @@ impl<'a> Assembler<'a> {
     pub(super) fn new(
         namespace: &'a NamespaceId,
         parts: &'a [(u32, PartSpec)],
-        opaque: bool,
         (base, hashes): (u32, HashList),
     ) -> Self {
         let summary = GetSummary::default();
-        Self {
-            namespace,
-            parts,
-            opaque,
-            hashes,
-            base,
-            next: 0,
-            current: None,
-            summary,
-        }
+        Self { namespace, parts, hashes, base, next: 0, current: None, summary }
     }
 
     /// Takes the next piece.
@@ -184,9 +173,6 @@ impl<'a> Assembler<'a> {
         tier: Tier,
         sink: &mut impl GetSink,
     ) -> Result<()> {
-        if self.current.is_some() && piece.index != self.next && self.opaque {
-            self.end_part(sink);
-        }
         if piece.index != self.next {
             return Err(self.out_of_order("block", piece.index));
         }
@@ -194,10 +180,7 @@ impl<'a> Assembler<'a> {
         let hash = hash.ok_or_else(|| self.out_of_order("block", piece.index))?;
         let current = self.current.get_or_insert_with(|| Current::new(hash, tier));
         let Some((part, spec)) = self.parts.get(current.part_ends.len()).copied() else {
-            return Err(broken_contract(
-                DOING,
-                "more parts of a block than asked for",
-            ));
+            return Err(broken_contract(DOING, "more parts of a block than asked for"));
         };
         if piece.part != part || piece.offset as usize != current.received {
             return Err(broken_contract(
@@ -208,65 +191,41 @@ impl<'a> Assembler<'a> {
                 ),
             ));
         }
-        if current.received + piece.data.len() > PART_BYTES_MAX as usize {
-            return Err(broken_contract(DOING, "a part longer than any part may be"));
+        if current.take(self.namespace, spec, piece)? {
+            self.end_part(spec, sink);
         }
-        current.take(self.namespace, spec, piece);
-        if self.opaque || current.received < spec.bytes as usize {
-            return Ok(());
-        }
-        self.end_part(sink);
         Ok(())
     }
 
     /// Takes a range of misses.
     pub(super) fn miss(&mut self, miss: &v1::GetMiss, sink: &mut impl GetSink) -> Result<()> {
-        if self.opaque && self.current.is_some() && miss.start != self.next {
-            self.end_part(sink);
-        }
         // A block may turn out unreadable after its first parts were sent.
         self.current = None;
-        if miss.start != self.next
-            || miss.end <= miss.start
-            || miss.end as usize > self.hashes.len()
-        {
+        let inside = miss.end > miss.start && miss.end as usize <= self.hashes.len();
+        if miss.start != self.next || !inside {
             return Err(self.out_of_order("miss", miss.start));
         }
         self.summary.missed += u64::from(miss.end - miss.start);
         self.next = miss.end;
-        sink.miss(
-            self.base + miss.start..self.base + miss.end,
-            reason_of(miss.reason()),
-        );
+        sink.miss(self.base + miss.start..self.base + miss.end, reason_of(miss.reason()));
         Ok(())
     }
 
-    /// Ends the stream; with `stopped` the rest was not wanted.
-    pub(super) fn finish(mut self, stopped: bool, sink: &mut impl GetSink) -> Result<GetSummary> {
-        if self.opaque && self.current.is_some() {
-            self.end_part(sink);
-        }
-        let complete = self.current.is_none() && self.next as usize == self.hashes.len();
-        if complete || (stopped && self.summary.missed > 0) {
+    /// Ends the stream; with `stopped` the rest was not wanted after a miss.
+    pub(super) fn finish(self, stopped: bool) -> Result<GetSummary> {
+        let complete = self.next as usize == self.hashes.len();
+        if self.current.is_none() && (complete || (stopped && self.summary.missed > 0)) {
             return Ok(self.summary);
         }
         Err(broken_contract(
             DOING,
-            &format!(
-                "the stream ended after {} of {} blocks",
-                self.next,
-                self.hashes.len()
-            ),
+            &format!("the stream ended after {} of {} blocks", self.next, self.hashes.len()),
         ))
     }
 
-    fn end_part(&mut self, sink: &mut impl GetSink) {
-        let Some(mut current) = self.current.take() else {
-            return;
-        };
-        if let Some((_, spec)) = self.parts.get(current.part_ends.len()).copied() {
-            current.end_part(self.namespace, spec);
-        }
+    fn end_part(&mut self, spec: PartSpec, sink: &mut impl GetSink) {
+        let Some(mut current) = self.current.take() else { return };
+        current.end_part(self.namespace, spec);
         if current.part_ends.len() < self.parts.len() {
             self.current = Some(current);
             return;
@@ -291,10 +250,7 @@ impl<'a> Assembler<'a> {
 
     fn out_of_order(&self, what: &str, index: u32) -> Error {
         let (next, asked) = (self.next, self.hashes.len());
-        broken_contract(
-            DOING,
-            &format!("{what} {index} came where {next} of {asked} was due"),
-        )
+        broken_contract(DOING, &format!("{what} {index} came where {next} of {asked} was due"))
     }
 }
 
@@ -312,15 +268,25 @@ impl Current {
         }
     }
 
-    fn part_start(&self) -> usize {
-        self.part_ends.last().copied().unwrap_or(0)
-    }
-
-    /// Keeps a piece; hashing starts with the second one, because most parts come whole.
-    fn take(&mut self, namespace: &NamespaceId, spec: PartSpec, piece: v1::PartData) {
+    /// Keeps a piece and returns whether its part is complete. Hashing starts with the second
+    /// piece, because most parts come whole and are hashed at once.
+    fn take(
+        &mut self,
+        namespace: &NamespaceId,
+        spec: PartSpec,
+        piece: v1::PartData,
+    ) -> Result<bool> {
+        let whole = match piece.part_bytes as usize {
+            0 => self.received + piece.data.len(),
+            part_bytes => part_bytes,
+        };
         self.received += piece.data.len();
+        if self.received > whole || whole > PART_BYTES_MAX as usize {
+            let received = self.received;
+            return Err(broken_contract(DOING, &format!("{received} of {whole} bytes of a part")));
+        }
         self.checksum = piece.checksum;
-        if self.pieces.len() > self.part_start() {
+        if self.pieces.len() > self.part_ends.last().copied().unwrap_or(0) {
             let hash = self.hash;
             let earlier = self.pieces.last();
             let hasher = self.hasher.get_or_insert_with(|| {
@@ -331,6 +297,7 @@ impl Current {
             hasher.update(&piece.data);
         }
         self.pieces.push(piece.data);
+        Ok(self.received == whole)
     }
 
     fn end_part(&mut self, namespace: &NamespaceId, spec: PartSpec) {
@@ -341,8 +308,7 @@ impl Current {
                 part_checksum(namespace, &self.hash, spec.group, spec.rank, whole)
             }
         };
-        let too_long = spec.bytes > 0 && self.received > spec.bytes as usize;
-        self.damaged |= computed != self.checksum || too_long;
+        self.damaged |= computed != self.checksum;
         self.part_ends.push(self.pieces.len());
         self.received = 0;
     }

@@ -51,7 +51,6 @@ impl<T: Message> Encoder for RoomyEncoder<T> {
 
     fn encode(&mut self, item: T, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
         buffer.reserve(item.encoded_len());
-        item.encode(buffer)
-            .map_err(|error| Status::internal(error.to_string()))
+        item.encode(buffer).map_err(|error| Status::internal(error.to_string()))
     }
 }

@@ -65,9 +65,7 @@ pub(super) struct Shared {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
-            .field("endpoint", &self.shared.endpoint)
-            .finish_non_exhaustive()
+        f.debug_struct("Client").field("endpoint", &self.shared.endpoint).finish_non_exhaustive()
     }
 }
 
@@ -98,15 +96,7 @@ impl Client {
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
         let endpoint = endpoint.to_owned();
         let members = watch::Sender::new(Members::default());
-        Ok(Self {
-            shared: Arc::new(Shared {
-                endpoint,
-                wire,
-                channel,
-                options,
-                members,
-            }),
-        })
+        Ok(Self { shared: Arc::new(Shared { endpoint, wire, channel, options, members }) })
     }
 
     /// The address this client was given.
@@ -154,9 +144,7 @@ impl Client {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        within(doing, self.shared.options.call_deadline, call)
-            .await
-            .map(Response::into_inner)
+        within(doing, self.shared.options.call_deadline, call).await.map(Response::into_inner)
     }
 
     /// A request that tells the server how long this side waits.
@@ -191,10 +179,8 @@ pub(super) fn timed_out(doing: &str, deadline: Duration) -> Error {
 
 fn configure(uri: &str, options: &ClientOptions) -> Result<Endpoint> {
     let endpoint = Endpoint::from_shared(uri.to_owned()).map_err(|error| {
-        Error::invalid(format!(
-            "endpoint: `{uri}` is not host:port or http://host:port"
-        ))
-        .because(error)
+        Error::invalid(format!("endpoint: `{uri}` is not host:port or http://host:port"))
+            .because(error)
     })?;
     Ok(endpoint
         .connect_timeout(options.connect_deadline)

@@ -57,9 +57,7 @@ impl Handle {
         let until = Instant::now() + self.client.options().transfer_deadline;
         let mut total = GetSummary::default();
         for (base, slice) in hashes.chunks(self.limits().get_blocks_max) {
-            let summary = self
-                .get_slice((base, slice), &parts, &options, until, sink)
-                .await?;
+            let summary = self.get_slice((base, slice), &parts, &options, until, sink).await?;
             total.add(summary);
             if options.stop_at_miss && total.missed > 0 {
                 break;
@@ -77,13 +75,10 @@ impl Handle {
         sink: &mut S,
     ) -> Result<GetSummary> {
         let base = u32::try_from(base).map_err(|_too_many| {
-            Error::invalid(format!(
-                "hashes: {base} given, at most {} allowed",
-                u32::MAX
-            ))
+            Error::invalid(format!("hashes: {base} given, at most {} allowed", u32::MAX))
         })?;
         let request = self.get_request(&hashes, options);
-        let mut assembler = Assembler::new(self.id(), parts, self.is_opaque(), (base, hashes));
+        let mut assembler = Assembler::new(self.id(), parts, (base, hashes));
         let deadline = self.client.options().call_deadline;
         let mut wire = self.client.wire();
         let reply = within(DOING, deadline, wire.get(request)).await?;
@@ -91,7 +86,7 @@ impl Handle {
         while let Some(message) = self.next_message(&mut stream, until).await? {
             take(message, &mut assembler, sink)?;
         }
-        assembler.finish(options.stop_at_miss, sink)
+        assembler.finish(options.stop_at_miss)
     }
 
     fn get_request(&self, hashes: &HashList, options: &GetOptions<'_>) -> v1::GetRequest {
@@ -99,14 +94,8 @@ impl Handle {
             namespace_id: self.wire_id(),
             hashes: hashes.packed(),
             parts: options.parts.clone(),
-            session_id: options
-                .lease
-                .map(|lease| lease.session.clone())
-                .unwrap_or_default(),
-            lease_id: options
-                .lease
-                .map(|lease| lease.id.clone())
-                .unwrap_or_default(),
+            session_id: options.lease.map(|lease| lease.session.clone()).unwrap_or_default(),
+            lease_id: options.lease.map(|lease| lease.id.clone()).unwrap_or_default(),
             deadline_ms: options.deadline.map_or(0, millis),
             stop_at_miss: options.stop_at_miss,
         }
@@ -120,14 +109,11 @@ impl Handle {
         let stall = self.client.options().stall_deadline;
         let next = within(DOING, stall, stream.message());
         let transfer = self.client.options().transfer_deadline;
-        let reply = timeout_at(until, next)
-            .await
-            .map_err(|_elapsed| timed_out(DOING, transfer))??;
+        let reply =
+            timeout_at(until, next).await.map_err(|_elapsed| timed_out(DOING, transfer))??;
         match reply {
             None => Ok(None),
-            Some(v1::GetResponse {
-                message: Some(message),
-            }) => Ok(Some(message)),
+            Some(v1::GetResponse { message: Some(message) }) => Ok(Some(message)),
             Some(v1::GetResponse { message: None }) => {
                 Err(broken_contract(DOING, "a message of an unknown kind"))
             }
@@ -141,9 +127,7 @@ fn take<S: GetSink>(message: Message, assembler: &mut Assembler<'_>, sink: &mut 
         Message::Data(data) => {
             let tier = tier_of(data.tier());
             let tier = tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))?;
-            data.parts
-                .into_iter()
-                .try_for_each(|piece| assembler.piece(piece, tier, sink))
+            data.parts.into_iter().try_for_each(|piece| assembler.piece(piece, tier, sink))
         }
     }
 }

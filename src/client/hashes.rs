@@ -28,15 +28,8 @@ impl HashList {
     /// Packs full 32-byte hashes.
     #[must_use]
     pub fn of(hashes: &[BlockHash]) -> Self {
-        let packed: Vec<u8> = hashes
-            .iter()
-            .flat_map(|hash| hash.as_bytes())
-            .copied()
-            .collect();
-        Self {
-            packed: packed.into(),
-            hash_bytes: HASH_BYTES_MAX,
-        }
+        let packed: Vec<u8> = hashes.iter().flat_map(|hash| hash.as_bytes()).copied().collect();
+        Self { packed: packed.into(), hash_bytes: HASH_BYTES_MAX }
     }
 
     /// How many hashes there are.
@@ -75,21 +68,14 @@ impl HashList {
     pub fn slice(&self, positions: Range<usize>) -> Self {
         let end = positions.end.min(self.len());
         let start = positions.start.min(end);
-        let packed = self
-            .packed
-            .slice(start * self.hash_bytes..end * self.hash_bytes);
-        Self {
-            packed,
-            hash_bytes: self.hash_bytes,
-        }
+        let packed = self.packed.slice(start * self.hash_bytes..end * self.hash_bytes);
+        Self { packed, hash_bytes: self.hash_bytes }
     }
 
     /// Consecutive slices of at most `count` hashes with the position of their first one.
     pub(super) fn chunks(&self, count: usize) -> impl Iterator<Item = (usize, Self)> + '_ {
         let count = count.max(1);
-        (0..self.len())
-            .step_by(count)
-            .map(move |start| (start, self.slice(start..start + count)))
+        (0..self.len()).step_by(count).map(move |start| (start, self.slice(start..start + count)))
     }
 
     /// The bytes as they go over the wire.
@@ -115,10 +101,7 @@ mod tests {
         let list = HashList::of(&hashes);
         assert_eq!(list.slice(1..3).get(1), Some(hashes[2]));
         assert_eq!(list.slice(4..9).len(), 1);
-        let chunks: Vec<_> = list
-            .chunks(2)
-            .map(|(start, part)| (start, part.len()))
-            .collect();
+        let chunks: Vec<_> = list.chunks(2).map(|(start, part)| (start, part.len())).collect();
         assert_eq!(chunks, [(0, 2), (2, 2), (4, 1)]);
         assert!(list.iter().eq(hashes));
     }

@@ -118,22 +118,15 @@ impl Handle {
         let request = v1::LookupRequest {
             namespace_id: self.wire_id(),
             hashes: hashes.packed(),
-            session_id: options
+            session_id: options.lease.map(|ask| ask.session.id()).unwrap_or_default(),
+            lease: options
                 .lease
-                .map(|ask| ask.session.id())
-                .unwrap_or_default(),
-            lease: options.lease.map(|ask| v1::LeaseRequest {
-                ttl_ms: millis(ask.ttl),
-                bytes_max: ask.bytes_max,
-            }),
+                .map(|ask| v1::LeaseRequest { ttl_ms: millis(ask.ttl), bytes_max: ask.bytes_max }),
             sparse: options.sparse,
         };
         let asked_at = Instant::now();
         let mut wire = self.client.wire();
-        let reply = self
-            .client
-            .call(DOING, wire.lookup(self.client.request(request)))
-            .await?;
+        let reply = self.client.call(DOING, wire.lookup(self.client.request(request))).await?;
         answer(reply, hashes.len(), options.lease, asked_at)
     }
 }
@@ -147,14 +140,9 @@ impl Client {
     /// # Cancel safety
     /// Safe: releasing twice is a success.
     pub async fn release(&self, lease: Lease) -> Result<()> {
-        let request = v1::ReleaseRequest {
-            session_id: lease.session,
-            lease_id: lease.id,
-        };
+        let request = v1::ReleaseRequest { session_id: lease.session, lease_id: lease.id };
         let mut wire = self.wire();
-        self.call("release lease", wire.release(self.request(request)))
-            .await
-            .map(drop)
+        self.call("release lease", wire.release(self.request(request))).await.map(drop)
     }
 
     /// Moves a lease's deadline to `ttl` from now and returns the lease as it is then.
@@ -174,9 +162,8 @@ impl Client {
         let asked_at = Instant::now();
         let mut wire = self.wire();
         let reply = self.call(DOING, wire.renew(self.request(request))).await?;
-        let renewed = reply
-            .lease
-            .ok_or_else(|| broken_contract(DOING, "no lease in the answer"))?;
+        let renewed =
+            reply.lease.ok_or_else(|| broken_contract(DOING, "no lease in the answer"))?;
         Ok(lease_of(renewed, lease.session.clone(), asked_at))
     }
 }
@@ -192,16 +179,10 @@ fn answer(
     if usize::try_from(sum) != Ok(asked) || usize::try_from(reply.asked) != Ok(asked) {
         return Err(broken_contract(
             DOING,
-            &format!(
-                "{asked} hashes asked, counts sum to {sum} of {}",
-                reply.asked
-            ),
+            &format!("{asked} hashes asked, counts sum to {sum} of {}", reply.asked),
         ));
     }
-    let readable = counts
-        .dram
-        .saturating_add(counts.nvme)
-        .saturating_add(counts.object);
+    let readable = counts.dram.saturating_add(counts.nvme).saturating_add(counts.object);
     if reply.prefix_blocks > readable {
         let prefix = reply.prefix_blocks;
         return Err(broken_contract(
@@ -212,11 +193,7 @@ fn answer(
     Ok(Lookup {
         prefix_blocks: reply.prefix_blocks,
         runs: reply.runs.into_iter().map(run_of).collect::<Result<_>>()?,
-        sparse: reply
-            .sparse
-            .into_iter()
-            .map(run_of)
-            .collect::<Result<_>>()?,
+        sparse: reply.sparse.into_iter().map(run_of).collect::<Result<_>>()?,
         counts,
         lease: ask.and_then(|ask| Some(lease_of(reply.lease?, ask.session.id(), asked_at))),
         members_epoch: reply.members_epoch,

@@ -29,21 +29,12 @@ pub struct Members {
 impl From<v1::MemberList> for Members {
     fn from(wire: v1::MemberList) -> Self {
         let list = wire.members.into_iter().map(Member::from).collect();
-        Self {
-            epoch: wire.epoch,
-            answering: wire.self_,
-            list,
-        }
+        Self { epoch: wire.epoch, answering: wire.self_, list }
     }
 }
 
 impl From<v1::Member> for Member {
     fn from(wire: v1::Member) -> Self {
-        Self {
-            index: wire.index,
-            name: wire.name,
-            endpoint: wire.endpoint,
-            zone: wire.zone,
-        }
+        Self { index: wire.index, name: wire.name, endpoint: wire.endpoint, zone: wire.zone }
     }
 }

@@ -72,14 +72,9 @@ impl Client {
     /// Safe: opening is idempotent.
     pub async fn open(&self, spec: NamespaceSpec) -> Result<Handle> {
         let (kind, hash_bytes, parts) = declare(spec)?;
-        let request = v1::OpenRequest {
-            kind: Some(kind),
-            ..Default::default()
-        };
+        let request = v1::OpenRequest { kind: Some(kind), ..Default::default() };
         let mut wire = self.wire();
-        let reply = self
-            .call("open namespace", wire.open(self.request(request)))
-            .await?;
+        let reply = self.call("open namespace", wire.open(self.request(request))).await?;
         let id = <[u8; 32]>::try_from(reply.namespace_id.as_ref()).map_err(|_wrong_length| {
             broken_contract("open namespace", "namespace_id is not 32 bytes long")
         })?;
@@ -92,10 +87,7 @@ impl Client {
             limits: Limits::from(reply.limits.unwrap_or_default()),
             warnings: reply.warnings,
         };
-        Ok(Handle {
-            client: self.clone(),
-            opened: Arc::new(opened),
-        })
+        Ok(Handle { client: self.clone(), opened: Arc::new(opened) })
     }
 }
 
@@ -166,16 +158,9 @@ impl Handle {
         }
         let declared: Vec<_> = numbered.collect();
         let find = |part: &u32| {
-            declared
-                .iter()
-                .find(|(index, _)| index == part)
-                .copied()
-                .ok_or_else(|| {
-                    Error::invalid(format!(
-                        "parts: {part} given, 0 to {} declared",
-                        declared.len() - 1
-                    ))
-                })
+            declared.iter().find(|(index, _)| index == part).copied().ok_or_else(|| {
+                Error::invalid(format!("parts: {part} given, 0 to {} declared", declared.len() - 1))
+            })
         };
         chosen.iter().map(find).collect()
     }
@@ -192,11 +177,7 @@ fn declare(spec: NamespaceSpec) -> Result<(Kind, usize, Box<[PartSpec]>)> {
             Ok((Kind::Namespace(*namespace), hash_bytes, parts))
         }
         NamespaceSpec::Opaque { name, bytes_max } => {
-            let part = PartSpec {
-                group: 0,
-                rank: 0,
-                bytes: bytes_max,
-            };
+            let part = PartSpec { group: 0, rank: 0, bytes: bytes_max };
             let kind = Kind::Opaque(v1::OpaqueNamespace { name, bytes_max });
             Ok((kind, HASH_BYTES_MAX, Box::new([part])))
         }
@@ -204,11 +185,7 @@ fn declare(spec: NamespaceSpec) -> Result<(Kind, usize, Box<[PartSpec]>)> {
 }
 
 fn part_of(part: &v1::Part) -> PartSpec {
-    PartSpec {
-        group: part.group,
-        rank: part.rank,
-        bytes: part.bytes,
-    }
+    PartSpec { group: part.group, rank: part.rank, bytes: part.bytes }
 }
 
 impl From<v1::Limits> for Limits {

@@ -8,7 +8,7 @@ use kvstrata_proto::v1;
 /// Data in one message, in bytes: large enough for line rate, small enough to share a connection.
 const MESSAGE_DATA_BYTES: usize = 1 << 20;
 /// What a piece costs in a message besides its data, at most.
-const PIECE_OVERHEAD_BYTES: usize = 40;
+const PIECE_OVERHEAD_BYTES: usize = 48;
 /// What a message costs besides its pieces, at most.
 const MESSAGE_OVERHEAD_BYTES: usize = 64;
 
@@ -32,12 +32,7 @@ impl Packer {
     ) -> Self {
         let most = message_bytes_max.saturating_sub(MESSAGE_OVERHEAD_BYTES);
         let room_bytes = MESSAGE_DATA_BYTES.min(most).max(2 * PIECE_OVERHEAD_BYTES);
-        Self {
-            parts,
-            values,
-            checksums,
-            room_bytes,
-        }
+        Self { parts, values, checksums, room_bytes }
     }
 
     /// The messages that carry the blocks at `wanted`, made one at a time.
@@ -67,12 +62,14 @@ impl Packer {
                 break;
             }
             let end = cursor.offset + rest.min(space);
+            let whole = cursor.offset == 0 && end == value.len();
             pieces.push(v1::PartData {
                 index: wire(block),
                 part: *part,
                 offset: wire(cursor.offset),
                 data: value.slice(cursor.offset..end),
                 checksum: self.checksums.get(at).copied().unwrap_or_default(),
+                part_bytes: if whole { 0 } else { wire(value.len()) },
             });
             room = space.saturating_sub(end - cursor.offset);
             cursor.advance(end, value.len());
@@ -92,13 +89,7 @@ struct Cursor {
 
 impl Cursor {
     fn new(wanted: Vec<Range<usize>>, parts: usize) -> Self {
-        Self {
-            ranges: wanted.into_iter(),
-            blocks: 0..0,
-            ordinal: 0,
-            parts,
-            offset: 0,
-        }
+        Self { ranges: wanted.into_iter(), blocks: 0..0, ordinal: 0, parts, offset: 0 }
     }
 
     fn current(&mut self) -> Option<(usize, usize)> {
@@ -141,10 +132,7 @@ mod tests {
         wanted: Vec<Range<usize>>,
         message_bytes_max: usize,
     ) -> Vec<v1::PutData> {
-        let values: Vec<_> = lengths
-            .iter()
-            .map(|len| Bytes::from(vec![7; *len]))
-            .collect();
+        let values: Vec<_> = lengths.iter().map(|len| Bytes::from(vec![7; *len])).collect();
         let checksums = (0..values.len() as u64).collect();
         let packer = Packer::new((0..parts).collect(), values, checksums, message_bytes_max);
         packer.messages(wanted).collect()
@@ -165,6 +153,7 @@ mod tests {
         let mut offset = 0;
         for piece in pieces.iter().filter(|piece| piece.part == 0) {
             assert_eq!((piece.offset as usize, piece.checksum), (offset, 0));
+            assert_eq!(piece.part_bytes as usize, 5 * MIB / 2);
             offset += piece.data.len();
         }
         assert_eq!(offset, 5 * MIB / 2);
@@ -176,11 +165,8 @@ mod tests {
     #[test]
     fn only_what_is_wanted_is_sent_and_empty_values_too() {
         let messages = packed(&[10, 0, 30, 40], 1, vec![1..2, 3..4], 8 * MIB);
-        let sent: Vec<_> = messages
-            .iter()
-            .flat_map(|m| &m.parts)
-            .map(|p| (p.index, p.data.len()))
-            .collect();
+        let sent: Vec<_> =
+            messages.iter().flat_map(|m| &m.parts).map(|p| (p.index, p.data.len())).collect();
         assert_eq!(sent, [(1, 0), (3, 40)]);
         assert!(packed(&[10], 1, vec![], 8 * MIB).is_empty());
     }

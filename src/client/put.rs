@@ -87,10 +87,7 @@ impl PutReport {
     /// How many blocks had this outcome.
     #[must_use]
     pub fn count(&self, outcome: PutOutcome) -> u64 {
-        self.outcomes
-            .iter()
-            .filter(|each| **each == outcome)
-            .count() as u64
+        self.outcomes.iter().filter(|each| **each == outcome).count() as u64
     }
 }
 
@@ -115,10 +112,7 @@ impl Handle {
         let mut parent = batch.parent;
         let until = Instant::now() + self.client.options().transfer_deadline;
         for (start, hashes) in batch.hashes.chunks(self.limits().put_blocks_max) {
-            let last = hashes
-                .len()
-                .checked_sub(1)
-                .and_then(|last| hashes.get(last));
+            let last = hashes.len().checked_sub(1).and_then(|last| hashes.get(last));
             let values = start * parts.len()..(start + hashes.len()) * parts.len();
             let slice = PutBatch {
                 hashes,
@@ -152,11 +146,8 @@ impl Handle {
         for (at, (value, (part, spec))) in batch.values.iter().zip(parts.iter().cycle()).enumerate()
         {
             let declared = spec.bytes as usize;
-            let fits = if self.is_opaque() {
-                value.len() <= limit
-            } else {
-                value.len() == declared
-            };
+            let fits =
+                if self.is_opaque() { value.len() <= limit } else { value.len() == declared };
             if !fits {
                 let (position, length) = (at / parts.len(), value.len());
                 let range = if self.is_opaque() {
@@ -188,10 +179,7 @@ impl Handle {
         let (answer, wanted) = oneshot::channel();
         let mut replies = self.start_put(offer, packer, wanted).await?;
         let Some(Message::Wanted(first)) = self.next_reply(&mut replies, until).await? else {
-            return Err(broken_contract(
-                DOING,
-                "the first message is not what it wants",
-            ));
+            return Err(broken_contract(DOING, "the first message is not what it wants"));
         };
         let mut progress = Progress::new(asked);
         let ranges = progress.wanted(&first)?;
@@ -213,10 +201,7 @@ impl Handle {
         slice: &PutBatch,
         parts: &[(u32, PartSpec)],
     ) -> (v1::PutOffer, Vec<u64>) {
-        let blocks = slice
-            .hashes
-            .iter()
-            .zip(slice.values.chunks(parts.len().max(1)));
+        let blocks = slice.hashes.iter().zip(slice.values.chunks(parts.len().max(1)));
         let mut checksums = Vec::with_capacity(slice.values.len());
         for (hash, values) in blocks {
             checksums.extend(parts.iter().zip(values).map(|((_, spec), value)| {
@@ -224,11 +209,8 @@ impl Handle {
             }));
         }
         let length = |value: &Bytes| u32::try_from(value.len()).unwrap_or(u32::MAX);
-        let lengths = if self.is_opaque() {
-            slice.values.iter().map(length).collect()
-        } else {
-            Vec::new()
-        };
+        let lengths =
+            if self.is_opaque() { slice.values.iter().map(length).collect() } else { Vec::new() };
         let offer = v1::PutOffer {
             session_id,
             namespace_id: self.wire_id(),
@@ -253,19 +235,13 @@ impl Handle {
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
         let mut request = Request::new(request_stream(offer, packer, wanted));
-        request
-            .extensions_mut()
-            .insert(GrpcMethod::new(SERVICE, METHOD));
+        request.extensions_mut().insert(GrpcMethod::new(SERVICE, METHOD));
         let call = async {
-            grpc.ready()
-                .await
-                .map_err(|error| Status::from_error(error.into()))?;
+            grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
             let path = PathAndQuery::from_static(PATH);
             grpc.streaming(request, path, RoomyCodec::default()).await
         };
-        within(DOING, deadline, call)
-            .await
-            .map(tonic::Response::into_inner)
+        within(DOING, deadline, call).await.map(tonic::Response::into_inner)
     }
 
     async fn next_reply(
@@ -301,9 +277,7 @@ fn request_stream(
     });
     let data = data.flatten_stream().map(v1::put_request::Message::Data);
     let messages = stream::once(future::ready(first)).chain(data);
-    messages.map(|message| v1::PutRequest {
-        message: Some(message),
-    })
+    messages.map(|message| v1::PutRequest { message: Some(message) })
 }
 
 /// What is known of each position so far.
@@ -315,11 +289,7 @@ struct Progress {
 
 impl Progress {
     fn new(asked: usize) -> Self {
-        Self {
-            outcomes: vec![None; asked],
-            wanted: Vec::new(),
-            retry_after: None,
-        }
+        Self { outcomes: vec![None; asked], wanted: Vec::new(), retry_after: None }
     }
 
     fn wanted(&mut self, wanted: &v1::PutWanted) -> Result<Vec<Range<usize>>> {
@@ -354,10 +324,7 @@ impl Progress {
     /// Bytes of what was wanted; `lengths` are those of an opaque namespace's values.
     fn sent_bytes(&self, lengths: &[u32], parts: &[(u32, PartSpec)]) -> u64 {
         if !lengths.is_empty() {
-            let wanted = self
-                .wanted
-                .iter()
-                .filter_map(|positions| lengths.get(positions.clone()));
+            let wanted = self.wanted.iter().filter_map(|positions| lengths.get(positions.clone()));
             return wanted.flatten().copied().map(u64::from).sum();
         }
         let blocks: usize = self.wanted.iter().map(ExactSizeIterator::len).sum();
@@ -369,11 +336,7 @@ impl Progress {
         let outcomes: Option<Vec<_>> = self.outcomes.into_iter().collect();
         let outcomes =
             outcomes.ok_or_else(|| broken_contract(DOING, "a block without a result"))?;
-        Ok(PutReport {
-            outcomes,
-            sent_bytes,
-            retry_after: self.retry_after,
-        })
+        Ok(PutReport { outcomes, sent_bytes, retry_after: self.retry_after })
     }
 }
 

@@ -45,28 +45,19 @@ impl Client {
         const DOING: &str = "open session";
         let deadline = self.options().call_deadline;
         // No gRPC timeout here: it would end the stream.
-        let request = Request::new(v1::SessionRequest {
-            client: name.to_owned(),
-        });
+        let request = Request::new(v1::SessionRequest { client: name.to_owned() });
         let mut wire = self.wire();
         let reply = within(DOING, deadline, wire.session(request)).await?;
         let mut events = reply.into_inner();
         let first = within(DOING, deadline, events.message()).await?;
         let Some(Event::Opened(opened)) = first.and_then(|message| message.event) else {
-            return Err(broken_contract(
-                DOING,
-                "the first event is not the session's id",
-            ));
+            return Err(broken_contract(DOING, "the first event is not the session's id"));
         };
         self.learn_members(opened.members);
         let (sender, state) = watch::channel(SessionState::Open);
         let mut reader = JoinSet::new();
         reader.spawn(read_events(self.clone(), events, sender));
-        Ok(Session {
-            id: opened.session_id,
-            state,
-            _reader: reader,
-        })
+        Ok(Session { id: opened.session_id, state, _reader: reader })
     }
 }
 

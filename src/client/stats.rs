@@ -141,11 +141,7 @@ impl From<v1::StatsResponse> for Stats {
             duplicate_differs: wire.duplicate_differs,
             corrupt: wire.corrupt,
             lookups: wire.lookups.unwrap_or_default().into(),
-            namespaces: wire
-                .namespaces
-                .into_iter()
-                .map(NamespaceStats::from)
-                .collect(),
+            namespaces: wire.namespaces.into_iter().map(NamespaceStats::from).collect(),
             warnings: wire.warnings,
         }
     }
@@ -162,9 +158,7 @@ impl Stats {
 impl From<v1::TierStats> for TierStats {
     fn from(wire: v1::TierStats) -> Self {
         Self {
-            tier: tier_of(wire.tier())
-                .map_or("unknown", Tier::name)
-                .to_owned(),
+            tier: tier_of(wire.tier()).map_or("unknown", Tier::name).to_owned(),
             capacity_bytes: wire.capacity_bytes,
             used_bytes: wire.used_bytes,
             blocks: wire.blocks,

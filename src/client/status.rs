@@ -43,9 +43,7 @@ fn kind_of(status: &Status) -> ErrorKind {
         Code::NotFound => ErrorKind::UnknownNamespace,
         Code::FailedPrecondition => ErrorKind::LayoutMismatch,
         Code::Aborted => ErrorKind::LeaseExpired,
-        Code::ResourceExhausted => ErrorKind::Exhausted {
-            retry_after: retry_after(status),
-        },
+        Code::ResourceExhausted => ErrorKind::Exhausted { retry_after: retry_after(status) },
         Code::Unavailable => ErrorKind::Unavailable,
         Code::DeadlineExceeded => ErrorKind::Timeout,
         // Tonic reports its own expired deadline as a cancellation.
@@ -106,28 +104,16 @@ mod tests {
             (Code::Internal, ErrorKind::Internal),
         ];
         for (code, kind) in cases {
-            assert_eq!(
-                error_of("lookup", &Status::new(code, "x")).kind(),
-                kind,
-                "{code:?}"
-            );
+            assert_eq!(error_of("lookup", &Status::new(code, "x")).kind(), kind, "{code:?}");
         }
     }
 
     #[test]
     fn the_delay_of_exhausted_comes_from_the_metadata() {
         let mut status = Status::resource_exhausted("all pinned");
-        assert_eq!(
-            error_of("put", &status).retry_after(),
-            Some(RETRY_AFTER_DEFAULT)
-        );
-        status
-            .metadata_mut()
-            .insert(RETRY_AFTER_KEY, "250".parse().unwrap());
-        assert_eq!(
-            error_of("put", &status).retry_after(),
-            Some(Duration::from_millis(250))
-        );
+        assert_eq!(error_of("put", &status).retry_after(), Some(RETRY_AFTER_DEFAULT));
+        status.metadata_mut().insert(RETRY_AFTER_KEY, "250".parse().unwrap());
+        assert_eq!(error_of("put", &status).retry_after(), Some(Duration::from_millis(250)));
     }
 
     #[test]

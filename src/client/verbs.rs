@@ -64,10 +64,7 @@ impl Handle {
         // The last slice first, so that the order over all slices is tail first too.
         let slices: Vec<_> = hashes.chunks(self.limits().lookup_hashes_max).collect();
         for (_, slice) in slices.into_iter().rev() {
-            let request = v1::TouchRequest {
-                namespace_id: self.wire_id(),
-                hashes: slice.packed(),
-            };
+            let request = v1::TouchRequest { namespace_id: self.wire_id(), hashes: slice.packed() };
             let mut wire = self.client.wire();
             let call = wire.touch(self.client.request(request));
             touched += self.client.call("touch", call).await?.touched;
@@ -86,10 +83,8 @@ impl Handle {
         self.check(hashes)?;
         let mut total = Prefetched::default();
         for (_, slice) in hashes.chunks(self.limits().lookup_hashes_max) {
-            let request = v1::PrefetchRequest {
-                namespace_id: self.wire_id(),
-                hashes: slice.packed(),
-            };
+            let request =
+                v1::PrefetchRequest { namespace_id: self.wire_id(), hashes: slice.packed() };
             let mut wire = self.client.wire();
             let call = wire.prefetch(self.client.request(request));
             let reply = self.client.call("prefetch", call).await?;
@@ -111,10 +106,8 @@ impl Handle {
         self.check(hashes)?;
         let mut removed = 0;
         for (_, slice) in hashes.chunks(self.limits().lookup_hashes_max) {
-            let request = v1::RemoveRequest {
-                namespace_id: self.wire_id(),
-                hashes: slice.packed(),
-            };
+            let request =
+                v1::RemoveRequest { namespace_id: self.wire_id(), hashes: slice.packed() };
             let mut wire = self.client.wire();
             let call = wire.remove(self.client.request(request));
             removed += self.client.call("remove", call).await?.removed;

@@ -47,15 +47,6 @@ impl BlockHash {
     pub fn as_bytes(&self) -> &[u8; HASH_BYTES_MAX] {
         &self.0
     }
-
-    /// The leading 64 bits mixed with the trailing ones: a table hint, never an identity.
-    #[must_use]
-    pub fn hint(&self) -> u64 {
-        self.0
-            .chunks_exact(8)
-            .filter_map(|word| word.try_into().ok().map(u64::from_le_bytes))
-            .fold(0, |mixed, word| mixed.rotate_left(23) ^ word)
-    }
 }
 
 impl fmt::Debug for BlockHash {
@@ -76,10 +67,7 @@ pub struct BlockKey {
     pub hash: BlockHash,
 }
 
-const _: () = assert!(
-    size_of::<BlockKey>() == 36,
-    "the key is part of every index entry"
-);
+const _: () = assert!(size_of::<BlockKey>() == 36, "the key is part of every index entry");
 
 /// A borrowed, packed list of equally long block hashes, in chain order.
 #[derive(Debug, Clone, Copy)]
@@ -124,9 +112,7 @@ impl<'a> Hashes<'a> {
     #[must_use]
     pub fn get(&self, position: usize) -> Option<BlockHash> {
         let start = position.checked_mul(self.hash_bytes)?;
-        let bytes = self
-            .packed
-            .get(start..start.checked_add(self.hash_bytes)?)?;
+        let bytes = self.packed.get(start..start.checked_add(self.hash_bytes)?)?;
         BlockHash::new(bytes).ok()
     }
 
@@ -150,10 +136,7 @@ mod tests {
     fn hash_lengths_outside_the_range_are_refused_by_name() {
         for bad in [0, 7, 33] {
             let error = BlockHash::new(&vec![1; bad]).unwrap_err().to_string();
-            assert!(
-                error.contains("block hash") && error.contains("8 to 32"),
-                "{error}"
-            );
+            assert!(error.contains("block hash") && error.contains("8 to 32"), "{error}");
         }
         assert!(Hashes::new(&[0; 33], 32).is_err());
         assert!(Hashes::new(&[0; 64], 4).is_err());

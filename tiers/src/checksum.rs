@@ -106,10 +106,7 @@ mod tests {
 
     #[test]
     fn every_part_of_the_identity_counts() {
-        let (a, b) = (
-            NamespaceId::from_bytes([1; 32]),
-            NamespaceId::from_bytes([2; 32]),
-        );
+        let (a, b) = (NamespaceId::from_bytes([1; 32]), NamespaceId::from_bytes([2; 32]));
         let bytes = [5; 1000];
         let all = [
             part_checksum(&a, &hash(1), 0, 0, &bytes),

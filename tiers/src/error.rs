@@ -71,11 +71,7 @@ impl Error {
     /// Makes an error; `doing` is a bare verb phrase or a statement naming field, value and range.
     #[must_use]
     pub fn new(kind: ErrorKind, doing: impl Into<Box<str>>) -> Self {
-        Self {
-            kind,
-            doing: doing.into(),
-            source: None,
-        }
+        Self { kind, doing: doing.into(), source: None }
     }
 
     /// A request that can never work as written.
@@ -100,11 +96,7 @@ impl Error {
     /// How long to wait, for [`ErrorKind::Exhausted`].
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        if let ErrorKind::Exhausted { retry_after } = self.kind {
-            Some(retry_after)
-        } else {
-            None
-        }
+        if let ErrorKind::Exhausted { retry_after } = self.kind { Some(retry_after) } else { None }
     }
 }
 

@@ -40,16 +40,8 @@ pub const SHARD_EVENTS_MAX: usize = 4096;
 /// Index bytes set aside for each block, an upper bound that the index bench checks.
 pub const INDEX_BYTES_PER_BLOCK: u64 = 200;
 
-const _: () = assert!(
-    EXTENT_BYTES_MAX >= BLOCK_BYTES_MAX,
-    "a block must fit into one extent"
-);
-const _: () = assert!(
-    PART_BYTES_MAX <= BLOCK_BYTES_MAX,
-    "a part is a share of a block"
-);
-const _: () = assert!(
-    REGION_BYTES_MAX.is_multiple_of(EXTENT_BYTES_MAX),
-    "regions hold whole extents"
-);
+const _: () = assert!(EXTENT_BYTES_MAX >= BLOCK_BYTES_MAX, "a block must fit into one extent");
+const _: () = assert!(PART_BYTES_MAX <= BLOCK_BYTES_MAX, "a part is a share of a block");
+const _: () =
+    assert!(REGION_BYTES_MAX.is_multiple_of(EXTENT_BYTES_MAX), "regions hold whole extents");
 const _: () = assert!(SHARDS.is_power_of_two(), "shards are picked by hash bits");

@@ -74,10 +74,7 @@ impl TierCounts {
             *count = count.saturating_add(blocks);
         }
         let found = counts.dram + counts.nvme + counts.object + counts.pending;
-        debug_assert!(
-            found <= asked,
-            "a prefix cannot be longer than what was asked"
-        );
+        debug_assert!(found <= asked, "a prefix cannot be longer than what was asked");
         counts.miss = asked.saturating_sub(found);
         counts
     }
@@ -95,13 +92,7 @@ mod tests {
 
     #[test]
     fn counts_sum_to_what_was_asked() {
-        let run = |start, end, tier, pending| Run {
-            start,
-            end,
-            tier,
-            pending,
-            bytes: 0,
-        };
+        let run = |start, end, tier, pending| Run { start, end, tier, pending, bytes: 0 };
         let cases = [
             (vec![], 5, [0, 0, 0, 0, 5]),
             (vec![run(0, 3, Tier::Dram, false)], 5, [3, 0, 0, 0, 2]),

@@ -29,10 +29,7 @@ impl Encoder {
 
     fn field(mut self, tag: u8, value: &[u8]) -> Self {
         let length = u64::try_from(value.len()).unwrap_or(u64::MAX);
-        self.0
-            .update(&[tag])
-            .update(&length.to_le_bytes())
-            .update(value);
+        self.0.update(&[tag]).update(&length.to_le_bytes()).update(value);
         self
     }
 
@@ -45,11 +42,7 @@ impl Encoder {
 pub(super) fn namespace_id(secret: &Secret, spec: &NamespaceSpec) -> NamespaceId {
     match spec {
         NamespaceSpec::Engine(identity) => engine_fields(secret, identity, &identity.hash_root),
-        NamespaceSpec::Opaque {
-            tenant,
-            name,
-            bytes_max,
-        } => Encoder::new(secret, 2)
+        NamespaceSpec::Opaque { tenant, name, bytes_max } => Encoder::new(secret, 2)
             .field(1, tenant.as_bytes())
             .field(2, name.as_bytes())
             .field(3, &bytes_max.to_le_bytes())

@@ -33,14 +33,7 @@ impl BlockLayout {
             NamespaceSpec::Opaque { bytes_max, .. } => {
                 let limit = u32::try_from(PART_BYTES_MAX).unwrap_or(u32::MAX);
                 let bytes = if *bytes_max == 0 { limit } else { *bytes_max };
-                Self::of_parts(
-                    &[PartSpec {
-                        group: 0,
-                        rank: 0,
-                        bytes,
-                    }],
-                    true,
-                )
+                Self::of_parts(&[PartSpec { group: 0, rank: 0, bytes }], true)
             }
         }
     }
@@ -52,12 +45,7 @@ impl BlockLayout {
             offsets.push(block_bytes);
             block_bytes = block_bytes.saturating_add(part.bytes);
         }
-        Self {
-            parts: parts.into(),
-            offsets: offsets.into(),
-            block_bytes,
-            opaque,
-        }
+        Self { parts: parts.into(), offsets: offsets.into(), block_bytes, opaque }
     }
 
     /// The declared parts, in order.
@@ -69,11 +57,7 @@ impl BlockLayout {
     /// Bytes of a whole block; 0 for an opaque namespace, whose values have any length.
     #[must_use]
     pub fn block_bytes(&self) -> u64 {
-        if self.opaque {
-            0
-        } else {
-            u64::from(self.block_bytes)
-        }
+        if self.opaque { 0 } else { u64::from(self.block_bytes) }
     }
 
     /// Whether values have any length up to [`bytes_max`](Self::bytes_max).
@@ -101,10 +85,6 @@ impl BlockLayout {
 
     /// The lengths of the parts of a block of `len` bytes, in order.
     pub(crate) fn lengths(&self, len: u32) -> Vec<u32> {
-        if self.opaque {
-            vec![len]
-        } else {
-            self.parts.iter().map(|part| part.bytes).collect()
-        }
+        if self.opaque { vec![len] } else { self.parts.iter().map(|part| part.bytes).collect() }
     }
 }

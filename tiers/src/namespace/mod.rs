@@ -90,11 +90,7 @@ impl NamespaceId {
     /// The first eight hex digits, for logs.
     #[must_use]
     pub fn short(&self) -> String {
-        self.0
-            .iter()
-            .take(4)
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        self.0.iter().take(4).map(|byte| format!("{byte:02x}")).collect()
     }
 }
 

@@ -213,11 +213,7 @@ impl NamespaceTable {
     /// An empty table. With `shared_tenant`, hash algorithms that can be collided are refused.
     #[must_use]
     pub fn new(secret: Secret, shared_tenant: bool) -> Self {
-        Self {
-            secret,
-            shared_tenant,
-            interned: RwLock::default(),
-        }
+        Self { secret, shared_tenant, interned: RwLock::default() }
     }
 
     /// Validates `spec` and interns it; repeating a call returns the same namespace.
@@ -227,10 +223,7 @@ impl NamespaceTable {
     pub fn open(&self, spec: NamespaceSpec, keep_tokens: bool) -> Result<Opened> {
         let problems = problems(&spec, self.shared_tenant);
         if !problems.is_empty() {
-            return Err(Error::invalid(format!(
-                "namespace: {}",
-                problems.join("; ")
-            )));
+            return Err(Error::invalid(format!("namespace: {}", problems.join("; "))));
         }
         let id = namespace_id(&self.secret, &spec);
         let mut interned = self.interned.write();
@@ -239,18 +232,12 @@ impl NamespaceTable {
             NamespaceSpec::Opaque { .. } => Vec::new(),
         };
         if let Some(namespace) = interned.by_id.get(&id) {
-            return Ok(Opened {
-                namespace: Arc::clone(namespace),
-                warnings,
-                new: false,
-            });
+            return Ok(Opened { namespace: Arc::clone(namespace), warnings, new: false });
         }
         let index = interned.by_index.len();
         if index >= NAMESPACES_MAX {
             return Err(Error::new(
-                ErrorKind::Exhausted {
-                    retry_after: Duration::from_secs(60),
-                },
+                ErrorKind::Exhausted { retry_after: Duration::from_secs(60) },
                 format!("namespaces: {index} are open, at most {NAMESPACES_MAX} allowed"),
             ));
         }
@@ -264,18 +251,12 @@ impl NamespaceTable {
         });
         interned.by_id.insert(id, Arc::clone(&namespace));
         interned.by_index.push(Arc::clone(&namespace));
-        Ok(Opened {
-            namespace,
-            warnings,
-            new: true,
-        })
+        Ok(Opened { namespace, warnings, new: true })
     }
 
     fn note_root(&self, interned: &mut Interned, identity: &Identity) -> Vec<String> {
-        let roots = interned
-            .roots
-            .entry(rootless_id(&self.secret, identity))
-            .or_insert_with(|| Roots {
+        let roots =
+            interned.roots.entry(rootless_id(&self.secret, identity)).or_insert_with(|| Roots {
                 model: identity.model.clone(),
                 engine: identity.engine.clone(),
                 seen: BTreeSet::new(),
@@ -310,11 +291,7 @@ impl NamespaceTable {
     /// The namespace with this index.
     #[must_use]
     pub fn by_index(&self, index: u32) -> Option<Arc<Namespace>> {
-        self.interned
-            .read()
-            .by_index
-            .get(usize::try_from(index).ok()?)
-            .cloned()
+        self.interned.read().by_index.get(usize::try_from(index).ok()?).cloned()
     }
 
     /// All namespaces, in the order in which they were opened.
@@ -326,12 +303,7 @@ impl NamespaceTable {
     /// Groups of namespaces that differ only in their hash root.
     #[must_use]
     pub fn root_mismatches(&self) -> Vec<RootMismatch> {
-        self.interned
-            .read()
-            .roots
-            .values()
-            .filter_map(Roots::mismatch)
-            .collect()
+        self.interned.read().roots.values().filter_map(Roots::mismatch).collect()
     }
 }
 
@@ -339,28 +311,18 @@ fn short_hex(bytes: &[u8]) -> String {
     if bytes.is_empty() {
         return "none".to_owned();
     }
-    bytes
-        .iter()
-        .take(6)
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    bytes.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn problems(spec: &NamespaceSpec, shared_tenant: bool) -> Vec<String> {
     match spec {
         NamespaceSpec::Engine(identity) => engine_problems(identity, shared_tenant),
-        NamespaceSpec::Opaque {
-            tenant,
-            name,
-            bytes_max,
-        } => {
+        NamespaceSpec::Opaque { tenant, name, bytes_max } => {
             let mut found = Vec::new();
             check_text(&mut found, "tenant", tenant.as_bytes(), true);
             check_text(&mut found, "name", name.as_bytes(), true);
             if u64::from(*bytes_max) > PART_BYTES_MAX {
-                found.push(format!(
-                    "bytes_max: {bytes_max} given, 0 to {PART_BYTES_MAX} allowed"
-                ));
+                found.push(format!("bytes_max: {bytes_max} given, 0 to {PART_BYTES_MAX} allowed"));
             }
             found
         }
@@ -417,10 +379,7 @@ fn check_text(found: &mut Vec<String>, field: &str, value: &[u8], required: bool
 fn check_parts(found: &mut Vec<String>, identity: &Identity) {
     let parts = &identity.parts;
     if parts.is_empty() || parts.len() > PARTS_MAX {
-        found.push(format!(
-            "parts: {} given, 1 to {PARTS_MAX} allowed",
-            parts.len()
-        ));
+        found.push(format!("parts: {} given, 1 to {PARTS_MAX} allowed", parts.len()));
         return;
     }
     for part in parts {
@@ -436,9 +395,7 @@ fn check_parts(found: &mut Vec<String>, identity: &Identity) {
     }
     let block_bytes: u64 = parts.iter().map(|part| u64::from(part.bytes)).sum();
     if block_bytes > BLOCK_BYTES_MAX {
-        found.push(format!(
-            "parts: {block_bytes} bytes in all, 1 to {BLOCK_BYTES_MAX} allowed"
-        ));
+        found.push(format!("parts: {block_bytes} bytes in all, 1 to {BLOCK_BYTES_MAX} allowed"));
     }
 }
 

@@ -14,11 +14,7 @@ fn identity() -> Identity {
         layout: "l".into(),
         dtype: "bf16".into(),
         block_tokens: 16,
-        parts: vec![PartSpec {
-            group: 0,
-            rank: 0,
-            bytes: 4096,
-        }],
+        parts: vec![PartSpec { group: 0, rank: 0, bytes: 4096 }],
         split: "none".into(),
         hash_algorithm: "sha256".into(),
         hash_bytes: 32,
@@ -33,9 +29,7 @@ fn table() -> NamespaceTable {
 }
 
 fn open(table: &NamespaceTable, identity: Identity) -> Opened {
-    table
-        .open(NamespaceSpec::Engine(Box::new(identity)), false)
-        .unwrap()
+    table.open(NamespaceSpec::Engine(Box::new(identity)), false).unwrap()
 }
 
 /// One change for each identity field.
@@ -57,13 +51,7 @@ fn variants() -> Vec<Identity> {
         edit(|i| i.parts[0].bytes = 4097),
         edit(|i| i.parts[0].rank = 1),
         edit(|i| i.parts[0].group = 1),
-        edit(|i| {
-            i.parts.push(PartSpec {
-                group: 0,
-                rank: 1,
-                bytes: 1,
-            })
-        }),
+        edit(|i| i.parts.push(PartSpec { group: 0, rank: 1, bytes: 1 })),
         edit(|i| i.split = "x".into()),
         edit(|i| i.hash_algorithm = "x".into()),
         edit(|i| i.hash_bytes = 16),
@@ -79,10 +67,7 @@ fn variants() -> Vec<Identity> {
 #[test]
 fn each_field_makes_another_id() {
     let table = table();
-    let ids: HashSet<_> = variants()
-        .into_iter()
-        .map(|i| *open(&table, i).namespace.id())
-        .collect();
+    let ids: HashSet<_> = variants().into_iter().map(|i| *open(&table, i).namespace.id()).collect();
     assert_eq!(ids.len(), variants().len());
     let other_secret = NamespaceTable::new(Secret::new([4; 32]), false);
     assert!(!ids.contains(open(&other_secret, identity()).namespace.id()));
@@ -92,10 +77,7 @@ fn each_field_makes_another_id() {
 #[test]
 fn the_id_never_changes() {
     let id = open(&table(), identity()).namespace.id().to_string();
-    assert_eq!(
-        id,
-        "2bd621527611805dc37153901c7e4ebdc086a20ece74deb8bf6ab5dbc7d014f6"
-    );
+    assert_eq!(id, "2bd621527611805dc37153901c7e4ebdc086a20ece74deb8bf6ab5dbc7d014f6");
 }
 
 #[test]
@@ -104,10 +86,7 @@ fn opening_twice_returns_the_same() {
     let (first, second) = (open(&table, identity()), open(&table, identity()));
     assert!(first.new && !second.new && second.warnings.is_empty());
     assert!(Arc::ptr_eq(&first.namespace, &second.namespace));
-    assert!(Arc::ptr_eq(
-        &first.namespace,
-        &table.get(first.namespace.id().as_bytes()).unwrap()
-    ));
+    assert!(Arc::ptr_eq(&first.namespace, &table.get(first.namespace.id().as_bytes()).unwrap()));
     assert!(Arc::ptr_eq(&first.namespace, &table.by_index(0).unwrap()));
 }
 
@@ -119,25 +98,11 @@ fn every_problem_is_reported_at_once() {
     bad.hash_bytes = 4;
     bad.cache_salt = vec![0; 1025];
     bad.parts = vec![
-        PartSpec {
-            group: 0,
-            rank: 1,
-            bytes: 0,
-        },
-        PartSpec {
-            group: 0,
-            rank: 1,
-            bytes: 64 << 20,
-        },
-        PartSpec {
-            group: 0,
-            rank: 0,
-            bytes: 64 << 20,
-        },
+        PartSpec { group: 0, rank: 1, bytes: 0 },
+        PartSpec { group: 0, rank: 1, bytes: 64 << 20 },
+        PartSpec { group: 0, rank: 0, bytes: 64 << 20 },
     ];
-    let error = table()
-        .open(NamespaceSpec::Engine(Box::new(bad)), false)
-        .unwrap_err();
+    let error = table().open(NamespaceSpec::Engine(Box::new(bad)), false).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     let text = error.to_string();
     for piece in [
@@ -155,24 +120,15 @@ fn every_problem_is_reported_at_once() {
 
 #[test]
 fn unknown_and_malformed_ids_are_told_apart() {
-    assert_eq!(
-        table().get(&[0; 31]).unwrap_err().kind(),
-        ErrorKind::Invalid
-    );
-    assert_eq!(
-        table().get(&[0; 32]).unwrap_err().kind(),
-        ErrorKind::UnknownNamespace
-    );
+    assert_eq!(table().get(&[0; 31]).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(table().get(&[0; 32]).unwrap_err().kind(), ErrorKind::UnknownNamespace);
 }
 
 #[test]
 fn differing_roots_are_said_loudly() {
     let table = table();
     assert!(open(&table, identity()).warnings.is_empty());
-    let other = Identity {
-        hash_root: vec![0xab, 0xcd],
-        ..identity()
-    };
+    let other = Identity { hash_root: vec![0xab, 0xcd], ..identity() };
     let opened = open(&table, other);
     assert!(
         opened.warnings[0].contains("2 different hash roots (01, abcd)"),
@@ -182,39 +138,16 @@ fn differing_roots_are_said_loudly() {
     assert_eq!(table.root_mismatches().len(), 1);
     // The first client hears of it when it opens again, and another model is not touched by it.
     assert_eq!(open(&table, identity()).warnings.len(), 1);
-    assert!(
-        open(
-            &table,
-            Identity {
-                model: "n".into(),
-                ..identity()
-            }
-        )
-        .warnings
-        .is_empty()
-    );
+    assert!(open(&table, Identity { model: "n".into(), ..identity() }).warnings.is_empty());
 }
 
 #[test]
 fn weak_algorithms_are_refused_for_shared_tenants_only() {
-    let weak = Identity {
-        hash_algorithm: "xxhash".into(),
-        hash_bytes: 16,
-        ..identity()
-    };
-    assert!(
-        table()
-            .open(NamespaceSpec::Engine(Box::new(weak.clone())), false)
-            .is_ok()
-    );
+    let weak = Identity { hash_algorithm: "xxhash".into(), hash_bytes: 16, ..identity() };
+    assert!(table().open(NamespaceSpec::Engine(Box::new(weak.clone())), false).is_ok());
     let shared = NamespaceTable::new(Secret::new([3; 32]), true);
-    let error = shared
-        .open(NamespaceSpec::Engine(Box::new(weak)), false)
-        .unwrap_err();
-    assert!(
-        error.to_string().contains("hash_algorithm: \"xxhash\""),
-        "{error}"
-    );
+    let error = shared.open(NamespaceSpec::Engine(Box::new(weak)), false).unwrap_err();
+    assert!(error.to_string().contains("hash_algorithm: \"xxhash\""), "{error}");
 }
 
 #[test]
@@ -236,22 +169,9 @@ fn opaque_namespaces_are_apart_and_any_length() {
 #[test]
 fn parts_lie_one_behind_the_other() {
     let mut two = identity();
-    two.parts = vec![
-        PartSpec {
-            group: 0,
-            rank: 0,
-            bytes: 10,
-        },
-        PartSpec {
-            group: 1,
-            rank: 0,
-            bytes: 5,
-        },
-    ];
+    two.parts =
+        vec![PartSpec { group: 0, rank: 0, bytes: 10 }, PartSpec { group: 1, rank: 0, bytes: 5 }];
     let layout = open(&table(), two).namespace.layout().clone();
-    assert_eq!(
-        (layout.range(0, 15), layout.range(1, 15)),
-        (Some(0..10), Some(10..15))
-    );
+    assert_eq!((layout.range(0, 15), layout.range(1, 15)), (Some(0..10), Some(10..15)));
     assert_eq!((layout.range(1, 14), layout.range(2, 15)), (None, None));
 }

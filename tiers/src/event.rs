@@ -1,0 +1,114 @@
+//! What changed in the tiers, for those who tell routers.
+//!
+//! Each shard of the map keeps its latest events in a bounded ring, written under the shard's lock,
+//! so that the order of events of one block is the order of what happened. A reader that falls
+//! behind never blocks a put or an eviction: the ring is cleared, the shard is marked dirty, and the
+//! next [`EventFeed::drain`] returns everything that the shard holds instead of the difference.
+//! The first drain of a feed is such a resync, too.
+//!
+//! `Stored` comes after a block is readable, `Removed` before it is not.
+
+use std::{collections::VecDeque, fmt, sync::Arc};
+
+use crate::{block::BlockKey, limits::SHARD_EVENTS_MAX, map::Map, tier::Tier};
+
+/// One change of one block on one tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TierEvent {
+    /// The block can be read from the tier.
+    Stored {
+        /// Which block.
+        key: BlockKey,
+        /// Which tier.
+        tier: Tier,
+    },
+    /// The block can no longer be read from the tier.
+    Removed {
+        /// Which block.
+        key: BlockKey,
+        /// Which tier.
+        tier: Tier,
+    },
+}
+
+/// What a shard has to tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Drained {
+    /// What happened since the last drain, in order.
+    Events(Vec<TierEvent>),
+    /// Forget what you knew of this shard: this is all that it holds, hottest tier first.
+    Resync(Vec<(BlockKey, Tier)>),
+}
+
+/// The events of one shard.
+#[derive(Debug, Default)]
+pub(crate) struct EventRing {
+    queue: VecDeque<TierEvent>,
+    dirty: bool,
+    on: bool,
+}
+
+impl EventRing {
+    pub(crate) fn switch(&mut self, on: bool) {
+        *self = Self { queue: VecDeque::new(), dirty: on, on };
+    }
+
+    pub(crate) fn push(&mut self, event: TierEvent) {
+        if !self.on || self.dirty {
+            return;
+        }
+        if self.queue.len() >= SHARD_EVENTS_MAX {
+            self.queue = VecDeque::new();
+            self.dirty = true;
+        } else {
+            self.queue.push_back(event);
+        }
+    }
+
+    /// `None` asks for a resync, which is answered from the shard under the same lock.
+    pub(crate) fn take(&mut self) -> Option<Vec<TierEvent>> {
+        if std::mem::take(&mut self.dirty) {
+            return None;
+        }
+        Some(self.queue.drain(..).collect())
+    }
+}
+
+/// The reading end. One at a time; switching off when dropped.
+pub struct EventFeed {
+    map: Arc<Map>,
+}
+
+impl EventFeed {
+    pub(crate) fn new(map: Arc<Map>) -> Self {
+        map.switch_events(true);
+        Self { map }
+    }
+
+    /// How many shards there are.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        crate::limits::SHARDS
+    }
+
+    /// Takes what `shard` has to tell; nothing for a shard that does not exist.
+    ///
+    /// # Blocking
+    /// A resync copies the keys of a whole shard under its lock.
+    #[must_use]
+    pub fn drain(&self, shard: usize) -> Drained {
+        self.map.drain_events(shard)
+    }
+}
+
+impl Drop for EventFeed {
+    fn drop(&mut self) {
+        self.map.switch_events(false);
+    }
+}
+
+impl fmt::Debug for EventFeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("EventFeed")
+    }
+}

@@ -1,0 +1,180 @@
+//! What the map knows of one block.
+
+use std::num::NonZeroU64;
+
+use crate::{
+    block::BlockKey,
+    dram::{BlockWriter, Payload},
+    tier::Tier,
+};
+
+/// Where a colder tier keeps a block: an opaque number that only this tier understands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Location(pub NonZeroU64);
+
+/// The checksums of a block's parts, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Checksums {
+    /// A block of one part.
+    One(u64),
+    /// A block of several parts. A thin box, because most entries are of the other kind.
+    Many(Box<Vec<u64>>),
+}
+
+impl Checksums {
+    /// Takes the checksums of all parts.
+    #[must_use]
+    pub fn new(sums: Vec<u64>) -> Self {
+        match sums.as_slice() {
+            [one] => Self::One(*one),
+            _ => Self::Many(Box::new(sums)),
+        }
+    }
+
+    /// The checksum of `part`.
+    #[must_use]
+    pub fn get(&self, part: usize) -> Option<u64> {
+        match self {
+            Self::One(sum) => (part == 0).then_some(*sum),
+            Self::Many(sums) => sums.get(part).copied(),
+        }
+    }
+}
+
+/// The put batch that has claimed a part.
+pub(crate) type BatchId = u64;
+
+/// One part of a block that is not complete yet.
+#[derive(Debug)]
+pub(crate) enum StagedPart {
+    /// Nobody has put it; the memory is there once any part of the block was written.
+    Absent(Option<BlockWriter>),
+    /// A batch is about to write it, or writing it.
+    Claimed(BatchId, Option<BlockWriter>),
+    /// Written and verified.
+    Done(BlockWriter, u64),
+}
+
+impl StagedPart {
+    pub(crate) fn is_claimed(&self) -> bool {
+        match self {
+            Self::Claimed(..) => true,
+            Self::Absent(_) | Self::Done(..) => false,
+        }
+    }
+}
+
+/// A block whose parts are arriving.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    pub(crate) parts: Vec<StagedPart>,
+}
+
+impl Staging {
+    pub(crate) fn new(parts: usize) -> Self {
+        Self { parts: (0..parts).map(|_| StagedPart::Absent(None)).collect() }
+    }
+
+    pub(crate) fn has_claims(&self) -> bool {
+        self.parts.iter().any(StagedPart::is_claimed)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.iter().all(|part| match part {
+            StagedPart::Absent(_) => true,
+            StagedPart::Claimed(..) | StagedPart::Done(..) => false,
+        })
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.parts.iter().all(|part| match part {
+            StagedPart::Done(..) => true,
+            StagedPart::Absent(_) | StagedPart::Claimed(..) => false,
+        })
+    }
+
+    /// Puts the memory of the block under its parts, unless another batch was first.
+    pub(crate) fn install(&mut self, writers: Vec<BlockWriter>) {
+        for (part, writer) in self.parts.iter_mut().zip(writers) {
+            match part {
+                StagedPart::Absent(place @ None) | StagedPart::Claimed(_, place @ None) => {
+                    *place = Some(writer);
+                }
+                StagedPart::Absent(Some(_))
+                | StagedPart::Claimed(_, Some(_))
+                | StagedPart::Done(..) => {}
+            }
+        }
+    }
+}
+
+/// The block is in no eviction order.
+pub(crate) const NO_CLASS: u16 = u16::MAX;
+
+/// One block of the map.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: BlockKey,
+    /// Bytes of the whole block.
+    pub(crate) len: u32,
+    /// Last use, on the map's clock of touches; 0 before the first.
+    pub(crate) age: u64,
+    /// The dram copy, readable.
+    pub(crate) payload: Option<Payload>,
+    /// Parts that are arriving; never together with any readable copy.
+    pub(crate) staging: Option<Box<Staging>>,
+    pub(crate) checksums: Checksums,
+    /// Where the nvme and the object tier have it.
+    pub(crate) cold: [Option<Location>; 2],
+    /// The put context, while the block has not been read; 0 for none.
+    pub(crate) context: u32,
+    /// Index of the eviction order it is in, within its shard.
+    pub(crate) class: u16,
+}
+
+/// Sized so that the whole index entry stays below 200 bytes a block (benches/lookup.rs).
+const _: () = assert!(size_of::<Option<Entry>>() <= 112);
+
+impl Entry {
+    pub(crate) fn new(key: BlockKey, len: u32) -> Self {
+        Self {
+            key,
+            len,
+            age: 0,
+            payload: None,
+            staging: None,
+            checksums: Checksums::One(0),
+            cold: [None, None],
+            context: 0,
+            class: NO_CLASS,
+        }
+    }
+
+    /// The hottest tier that has a readable copy.
+    pub(crate) fn hottest(&self) -> Option<Tier> {
+        if self.payload.is_some() {
+            return Some(Tier::Dram);
+        }
+        let [nvme, object] = self.cold;
+        nvme.map(|_| Tier::Nvme).or(object.map(|_| Tier::Object))
+    }
+
+    /// Whether its dram memory may be taken: readable and read by nobody, or an abandoned fragment.
+    pub(crate) fn is_evictable(&self) -> bool {
+        match (&self.payload, &self.staging) {
+            (Some(payload), _) => !payload.is_shared(),
+            (None, Some(staging)) => !staging.has_claims(),
+            (None, None) => false,
+        }
+    }
+
+    /// The place of a colder tier's location.
+    pub(crate) fn cold_mut(&mut self, tier: Tier) -> Option<&mut Option<Location>> {
+        let [nvme, object] = &mut self.cold;
+        match tier {
+            Tier::Dram => None,
+            Tier::Nvme => Some(nvme),
+            Tier::Object => Some(object),
+        }
+    }
+}

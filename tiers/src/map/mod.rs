@@ -1,0 +1,209 @@
+//! The one in-memory map: for each block of this node, where its copies are.
+//!
+//! Sharded by a keyed hash of the block key; each shard is one short critical section. No lock is
+//! held across I/O or an await, and no two shards are locked at once. Lock order: shard, then the
+//! dram pool (dropping a payload gives its slot back), then the put contexts.
+//!
+//! Ages: one clock counts touches. Eviction compares the coldest ages of the shards, so that the
+//! order over all shards is the one that a single list would have, up to races between callers.
+
+mod entry;
+mod shard;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+pub(crate) use entry::{BatchId, Entry, StagedPart, Staging};
+pub use entry::{Checksums, Location};
+pub(crate) use shard::{Described, Evicted, Shard};
+
+use crate::{
+    block::{BlockHash, BlockKey},
+    event::{Drained, TierEvent},
+    limits::SHARDS,
+    tier::Tier,
+};
+
+/// How many hashes are sorted by shard at once: large enough that each shard is locked for a run of
+/// them, small enough that a short prefix does not cost a long list.
+const CHUNK_MAX: usize = 4096;
+/// The first chunk of a list; later ones grow to [`CHUNK_MAX`].
+const CHUNK_MIN: usize = 256;
+
+/// A key and its place: computed once for each call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hashed {
+    pub(crate) key: BlockKey,
+    pub(crate) code: u64,
+}
+
+impl Hashed {
+    fn shard(&self) -> usize {
+        // The table uses the low and the top bits of the code; these are in between.
+        usize::try_from((self.code >> 32) % SHARDS as u64).unwrap_or(0)
+    }
+}
+
+/// The map.
+#[derive(Debug)]
+pub(crate) struct Map {
+    shards: Box<[Mutex<Shard>]>,
+    /// Makes table places unpredictable to whoever picks hashes.
+    seed: u64,
+    clock: AtomicU64,
+    blocks: AtomicUsize,
+}
+
+impl Map {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::new(Shard::new(seed))).collect(),
+            seed,
+            clock: AtomicU64::new(1),
+            blocks: AtomicUsize::new(0),
+        }
+    }
+
+    /// Places a key.
+    pub(crate) fn hashed(&self, namespace: u32, hash: BlockHash) -> Hashed {
+        let key = BlockKey { namespace, hash };
+        Hashed { key, code: code_of(self.seed, &key) }
+    }
+
+    /// Runs `act` under the lock of the shard of `at`.
+    pub(crate) fn with<T>(&self, at: Hashed, act: impl FnOnce(&mut Shard) -> T) -> T {
+        match self.shards.get(at.shard()) {
+            Some(shard) => act(&mut shard.lock()),
+            None => act(&mut Shard::new(self.seed)),
+        }
+    }
+
+    /// Reserves `count` ages; the first one is returned.
+    pub(crate) fn ages(&self, count: usize) -> u64 {
+        // Relaxed: ages order uses, nothing is published by them.
+        self.clock.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed)
+    }
+
+    /// Counts entries in and out.
+    pub(crate) fn count(&self, added: bool) {
+        // Relaxed: a statistic and a bound that may be off by those in flight.
+        if added {
+            self.blocks.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.blocks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Entries in the map, of whatever state.
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Visits `keys` shard by shard, in descending position within each shard, and tells the
+    /// position. Each shard is locked once for a chunk.
+    pub(crate) fn visit(&self, keys: &[Hashed], mut act: impl FnMut(&mut Shard, usize, Hashed)) {
+        let mut order: Vec<(u16, u32)> = Vec::with_capacity(keys.len());
+        for (position, key) in keys.iter().enumerate() {
+            let shard = u16::try_from(key.shard()).unwrap_or(0);
+            order.push((shard, u32::try_from(position).unwrap_or(u32::MAX)));
+        }
+        order.sort_unstable_by_key(|(shard, position)| (*shard, std::cmp::Reverse(*position)));
+        for run in order.chunk_by(|a, b| a.0 == b.0) {
+            let Some((shard, _)) = run.first() else { continue };
+            let Some(shard) = self.shards.get(usize::from(*shard)) else { continue };
+            let mut shard = shard.lock();
+            for (_, position) in run {
+                let position = usize::try_from(*position).unwrap_or(usize::MAX);
+                if let Some(key) = keys.get(position) {
+                    act(&mut shard, position, *key);
+                }
+            }
+        }
+    }
+
+    /// The coldest age among blocks of `slot_bytes` (any size if `None`) and its shard.
+    pub(crate) fn coldest(&self, slot_bytes: Option<usize>) -> Option<(u64, usize)> {
+        let ages = self.shards.iter().enumerate().filter_map(|(number, shard)| {
+            shard.lock().coldest(slot_bytes).map(|age| (age, number))
+        });
+        ages.min()
+    }
+
+    /// Runs `act` under the lock of shard `number`.
+    pub(crate) fn with_shard<T>(
+        &self,
+        number: usize,
+        act: impl FnOnce(&mut Shard) -> T,
+    ) -> Option<T> {
+        self.shards.get(number).map(|shard| act(&mut shard.lock()))
+    }
+
+    /// Names an entry for the owner table of the arena.
+    pub(crate) fn owner(at: Hashed, id: u32) -> u64 {
+        (u64::try_from(at.shard()).unwrap_or(0) << 32) | u64::from(id)
+    }
+
+    /// The shard and the entry that [`owner`](Self::owner) named.
+    pub(crate) fn of_owner(owner: u64) -> (usize, u32) {
+        let number = usize::try_from(owner >> 32).unwrap_or(usize::MAX);
+        (number, u32::try_from(owner & u64::from(u32::MAX)).unwrap_or(u32::MAX))
+    }
+
+    /// Bytes of memory that the map has allocated.
+    pub(crate) fn allocated_bytes(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().allocated_bytes()).sum()
+    }
+
+    /// Switches events on or off in all shards.
+    pub(crate) fn switch_events(&self, on: bool) {
+        for shard in &self.shards {
+            shard.lock().events.switch(on);
+        }
+    }
+
+    /// Takes what one shard has to tell.
+    pub(crate) fn drain_events(&self, number: usize) -> Drained {
+        let drained = self.with_shard(number, |shard| match shard.events.take() {
+            Some(events) => Drained::Events(events),
+            None => Drained::Resync(shard.readable()),
+        });
+        drained.unwrap_or(Drained::Events(Vec::new()))
+    }
+}
+
+/// Splits a list into chunks that start small and grow.
+pub(crate) fn chunks(len: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    let mut start = 0;
+    let mut size = CHUNK_MIN;
+    std::iter::from_fn(move || {
+        (start < len).then(|| {
+            let range = start..len.min(start + size);
+            start = range.end;
+            size = (size * 4).min(CHUNK_MAX);
+            range
+        })
+    })
+}
+
+fn code_of(seed: u64, key: &BlockKey) -> u64 {
+    let mut bytes = [0_u8; 36];
+    for (to, from) in bytes.iter_mut().zip(key.hash.as_bytes()) {
+        *to = *from;
+    }
+    for (to, from) in bytes.iter_mut().skip(32).zip(key.namespace.to_le_bytes()) {
+        *to = from;
+    }
+    xxh3_64_with_seed(&bytes, seed)
+}
+
+/// A removal from a tier.
+pub(crate) fn removed(key: BlockKey, tier: Tier) -> TierEvent {
+    TierEvent::Removed { key, tier }
+}
+
+/// An arrival on a tier.
+pub(crate) fn stored(key: BlockKey, tier: Tier) -> TierEvent {
+    TierEvent::Stored { key, tier }
+}

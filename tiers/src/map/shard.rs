@@ -1,0 +1,261 @@
+//! One shard of the map: entries, their eviction orders, their events. Always used under its lock.
+
+use std::collections::HashMap;
+
+use hashbrown::HashTable;
+
+use super::{
+    Hashed, code_of,
+    entry::{Entry, NO_CLASS},
+    removed,
+};
+use crate::{
+    block::BlockKey,
+    dram::Payload,
+    event::{EventRing, TierEvent},
+    evict::{EntryId, Eviction, Lru},
+    tier::Tier,
+};
+
+/// The eviction order of one slot size.
+#[derive(Debug)]
+struct Class {
+    slot_bytes: usize,
+    order: Box<dyn Eviction>,
+}
+
+/// What was said about a block with `describe`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Described {
+    pub(crate) parent: Option<crate::block::BlockHash>,
+    pub(crate) position: u32,
+    pub(crate) tokens: Box<[u32]>,
+    pub(crate) lora_name: Box<str>,
+}
+
+/// What an eviction took out of dram. Dropping the payload gives the memory back: do it after the
+/// shard's lock has been let go.
+#[derive(Debug)]
+pub(crate) struct Evicted {
+    pub(crate) key: BlockKey,
+    pub(crate) len: u32,
+    pub(crate) context: u32,
+    /// The dram copy; `None` for the fragment of a block whose other parts never came.
+    pub(crate) payload: Option<Payload>,
+    /// Whether the entry has left the map, too (no colder copy).
+    pub(crate) gone: bool,
+    /// Held until dropped: parts of a fragment.
+    pub(crate) _fragment: Option<Box<super::Staging>>,
+}
+
+/// One shard.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    seed: u64,
+    table: HashTable<EntryId>,
+    slab: Vec<Option<Entry>>,
+    vacant: Vec<EntryId>,
+    classes: Vec<Class>,
+    descriptions: HashMap<EntryId, Described>,
+    pub(crate) events: EventRing,
+}
+
+fn index(id: EntryId) -> usize {
+    usize::try_from(id).unwrap_or(usize::MAX)
+}
+
+impl Shard {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            table: HashTable::new(),
+            slab: Vec::new(),
+            vacant: Vec::new(),
+            classes: Vec::new(),
+            descriptions: HashMap::new(),
+            events: EventRing::default(),
+        }
+    }
+
+    /// The id of the entry with this key.
+    pub(crate) fn find(&self, at: Hashed) -> Option<EntryId> {
+        self.table.find(at.code, |id| self.get(*id).is_some_and(|e| e.key == at.key)).copied()
+    }
+
+    pub(crate) fn get(&self, id: EntryId) -> Option<&Entry> {
+        self.slab.get(index(id))?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, id: EntryId) -> Option<&mut Entry> {
+        self.slab.get_mut(index(id))?.as_mut()
+    }
+
+    /// The entry with this key.
+    pub(crate) fn entry(&self, at: Hashed) -> Option<&Entry> {
+        self.get(self.find(at)?)
+    }
+
+    /// Adds an entry; its key must not be in the map.
+    pub(crate) fn insert(&mut self, at: Hashed, entry: Entry) -> EntryId {
+        let id = match self.vacant.pop() {
+            Some(id) => id,
+            None => {
+                self.slab.push(None);
+                EntryId::try_from(self.slab.len() - 1).unwrap_or(EntryId::MAX)
+            }
+        };
+        if let Some(place) = self.slab.get_mut(index(id)) {
+            *place = Some(entry);
+        }
+        let (slab, seed) = (&self.slab, self.seed);
+        self.table.insert_unique(at.code, id, |id| {
+            let entry = slab.get(index(*id)).and_then(Option::as_ref);
+            entry.map_or(0, |entry| code_of(seed, &entry.key))
+        });
+        id
+    }
+
+    /// Takes an entry out, with its place in the eviction order and its description.
+    pub(crate) fn remove(&mut self, at: Hashed) -> Option<Entry> {
+        let found = self.table.find_entry(at.code, |id| {
+            self.slab.get(index(*id)).and_then(Option::as_ref).is_some_and(|e| e.key == at.key)
+        });
+        let (id, _) = found.ok()?.remove();
+        self.leave_order(id);
+        self.descriptions.remove(&id);
+        self.vacant.push(id);
+        self.slab.get_mut(index(id))?.take()
+    }
+
+    /// Puts an entry into the eviction order of its slot size as the most recent one.
+    pub(crate) fn enter_order(&mut self, id: EntryId, slot_bytes: usize, tag: u64) {
+        let class = match self.classes.iter().position(|class| class.slot_bytes == slot_bytes) {
+            Some(class) => class,
+            None => {
+                self.classes.push(Class { slot_bytes, order: Box::new(Lru::new()) });
+                self.classes.len() - 1
+            }
+        };
+        let Some(entry) = self.get_mut(id) else { return };
+        if entry.class != NO_CLASS {
+            return;
+        }
+        entry.class = u16::try_from(class).unwrap_or(NO_CLASS);
+        if let Some(class) = self.classes.get_mut(class) {
+            class.order.insert(id, tag);
+        }
+    }
+
+    fn leave_order(&mut self, id: EntryId) {
+        let Some(entry) = self.get_mut(id) else { return };
+        let class = std::mem::replace(&mut entry.class, NO_CLASS);
+        if let Some(payload) = &entry.payload {
+            payload.change_age(entry.age, 0);
+        }
+        if let Some(class) = self.classes.get_mut(usize::from(class)) {
+            class.order.remove(id);
+        }
+    }
+
+    /// Marks an entry as used at `age`.
+    pub(crate) fn touch(&mut self, id: EntryId, age: u64) {
+        let Some(entry) = self.get_mut(id) else { return };
+        if let Some(payload) = &entry.payload {
+            payload.change_age(entry.age, age);
+        }
+        entry.age = age;
+        let class = usize::from(entry.class);
+        if let Some(class) = self.classes.get_mut(class) {
+            class.order.touch(id);
+        }
+    }
+
+    /// The coldest age in the order of `slot_bytes`, or of all.
+    pub(crate) fn coldest(&self, slot_bytes: Option<usize>) -> Option<u64> {
+        let wanted =
+            self.classes.iter().filter(|class| slot_bytes.is_none_or(|b| b == class.slot_bytes));
+        let coldest = wanted.filter_map(|class| class.order.coldest());
+        coldest.filter_map(|id| self.get(id).map(|entry| entry.age)).min()
+    }
+
+    /// Takes the coldest evictable block of `slot_bytes` (any size if `None`) out of dram.
+    pub(crate) fn evict(&mut self, slot_bytes: Option<usize>, tag: u64) -> Option<Evicted> {
+        let Self { classes, slab, .. } = self;
+        let id = classes
+            .iter_mut()
+            .filter(|class| slot_bytes.is_none_or(|bytes| bytes == class.slot_bytes))
+            .find_map(|class| {
+                class.order.evict(tag, &mut |id| {
+                    let entry = slab.get(index(id)).and_then(Option::as_ref);
+                    entry.is_some_and(Entry::is_evictable)
+                })
+            })?;
+        if let Some(entry) = self.get_mut(id) {
+            // The policy has let go of it already.
+            entry.class = NO_CLASS;
+            if let Some(payload) = &entry.payload {
+                payload.change_age(entry.age, 0);
+            }
+        }
+        self.take_from_dram(id)
+    }
+
+    /// Takes the block `id` out of dram if it is evictable and lies in `extent`.
+    pub(crate) fn evict_from(&mut self, id: EntryId, extent: u32) -> Option<Evicted> {
+        let entry = self.get(id)?;
+        let is_there = entry.payload.as_ref().is_some_and(|payload| payload.extent() == extent);
+        if !is_there || !entry.is_evictable() {
+            return None;
+        }
+        self.leave_order(id);
+        self.take_from_dram(id)
+    }
+
+    /// Takes the block `id` out of dram, whoever reads it.
+    pub(crate) fn take_out(&mut self, id: EntryId) -> Option<Evicted> {
+        self.leave_order(id);
+        self.take_from_dram(id)
+    }
+
+    fn take_from_dram(&mut self, id: EntryId) -> Option<Evicted> {
+        let seed = self.seed;
+        let entry = self.get_mut(id)?;
+        let at = Hashed { key: entry.key, code: code_of(seed, &entry.key) };
+        let payload = entry.payload.take();
+        let fragment = entry.staging.take();
+        let (len, context) = (entry.len, std::mem::take(&mut entry.context));
+        let gone = entry.hottest().is_none();
+        if payload.is_some() {
+            self.events.push(removed(at.key, Tier::Dram));
+        }
+        if gone {
+            self.remove(at);
+        }
+        Some(Evicted { key: at.key, len, context, payload, gone, _fragment: fragment })
+    }
+
+    /// Attaches what is known of a block's place in its chain.
+    pub(crate) fn describe(&mut self, id: EntryId, description: Described) {
+        self.descriptions.insert(id, description);
+    }
+
+    /// What is known of a block's place in its chain.
+    pub(crate) fn described(&self, id: EntryId) -> Option<&Described> {
+        self.descriptions.get(&id)
+    }
+
+    pub(crate) fn push(&mut self, event: TierEvent) {
+        self.events.push(event);
+    }
+
+    /// All readable blocks with their hottest tier.
+    pub(crate) fn readable(&self) -> Vec<(BlockKey, Tier)> {
+        let entries = self.slab.iter().flatten();
+        entries.filter_map(|entry| Some((entry.key, entry.hottest()?))).collect()
+    }
+
+    /// Bytes of the slab and the table, not of the eviction orders.
+    pub(crate) fn allocated_bytes(&self) -> usize {
+        self.slab.capacity() * size_of::<Option<Entry>>() + self.table.allocation_size()
+    }
+}

@@ -1,0 +1,297 @@
+//! The tier stack: put, lookup and get over all tiers of one node. **Read this first.**
+//!
+//! ```text
+//! put      claim what is absent -> bytes into arena slots -> verify -> seal: readable, event
+//! lookup   one pass over the in-memory map -> longest prefix as runs -> optionally pinned
+//! get      hottest copy: dram as it is; colder ones are loaded into dram first, once -> verify
+//! evict    event -> index -> memory; never a pinned block
+//! ```
+//!
+//! Invariants
+//! - A block is readable only when all its parts are there and verified, and then never changes.
+//! - First put wins; the same key with other bytes is counted, not stored.
+//! - A pin (lease, get in flight) keeps a block from being evicted, and keeps its memory in any case.
+//! - Copies are inclusive: dram may evict what a colder tier has; the entry stays and says where.
+//! - What fails verification is quarantined: removed, reported, counted; the read is a miss.
+//! - Any failure of a colder tier is a miss for that block, never an error of the call.
+//!
+//! Synchronous but for [`Stack::get`] of blocks that are not in dram. No lock is held across I/O.
+
+mod context;
+mod cost;
+mod load;
+mod lookup;
+mod put;
+mod room;
+mod verbs;
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::time::Instant;
+
+pub(crate) use self::context::ContextId;
+use self::{context::Contexts, cost::Costs, load::SingleFlight, room::Cadence};
+pub use self::{
+    load::{Block, Fetch, PartBytes},
+    lookup::{Answer, Ask, Pin},
+    put::{Claim, Offer, Piece, PutBatch, PutOutcome},
+    verbs::{Chain, Description, Prefetch, Usage},
+};
+use crate::{
+    block::{BlockHash, Hashes},
+    dram::Pool,
+    error::{Error, Result},
+    event::EventFeed,
+    limits::CONTEXT_SHARE_DIVISOR,
+    map::Map,
+    metrics::TierMetrics,
+    namespace::{Namespace, NamespaceTable},
+    store::BlockStore,
+    tier::Tier,
+};
+
+/// Sizes of a stack.
+#[derive(Debug, Clone, Copy)]
+pub struct StackConfig {
+    /// Bytes of the dram arena, at least 1 MiB; rounded down to whole extents.
+    pub dram_bytes: u64,
+    /// Entries of the map, at least 1; the coldest block leaves when it is full.
+    pub index_blocks_max: u64,
+    /// Makes places in the map unpredictable; random in a server, fixed in a test.
+    pub seed: u64,
+}
+
+/// All tiers of one node. Clones are handles to the same stack.
+#[derive(Clone)]
+pub struct Stack {
+    shared: Arc<Shared>,
+}
+
+/// What the handles share.
+pub(crate) struct Shared {
+    map: Arc<Map>,
+    pool: Arc<Pool>,
+    namespaces: Arc<NamespaceTable>,
+    cold: Vec<Arc<dyn BlockStore>>,
+    contexts: Contexts,
+    cadence: Cadence,
+    costs: Costs,
+    flights: SingleFlight,
+    metrics: TierMetrics,
+    index_blocks_max: usize,
+    batches: AtomicU64,
+    dram_blocks: AtomicU64,
+    resident_bytes: AtomicU64,
+    evicted_blocks: AtomicU64,
+    corrupt_blocks: AtomicU64,
+}
+
+impl Stack {
+    /// Maps the arena and starts with an empty map. `cold` are the colder tiers, hot to cold.
+    ///
+    /// # Errors
+    /// `Invalid` for a size below its minimum, `Unavailable` without memory.
+    pub fn open(
+        config: StackConfig,
+        namespaces: Arc<NamespaceTable>,
+        cold: Vec<Arc<dyn BlockStore>>,
+        metrics: TierMetrics,
+    ) -> Result<Self> {
+        let index_blocks_max = usize::try_from(config.index_blocks_max).unwrap_or(usize::MAX);
+        if index_blocks_max == 0 {
+            return Err(Error::invalid("index_blocks_max: 0 given, at least 1 required"));
+        }
+        let pool = Pool::new(config.dram_bytes)?;
+        let allowance = pool.capacity_bytes() / CONTEXT_SHARE_DIVISOR;
+        let shared = Shared {
+            map: Arc::new(Map::new(config.seed)),
+            pool,
+            namespaces,
+            cold,
+            contexts: Contexts::new(allowance),
+            cadence: Cadence::default(),
+            costs: Costs::default(),
+            flights: SingleFlight::default(),
+            metrics,
+            index_blocks_max,
+            batches: AtomicU64::new(1),
+            dram_blocks: AtomicU64::new(0),
+            resident_bytes: AtomicU64::new(0),
+            evicted_blocks: AtomicU64::new(0),
+            corrupt_blocks: AtomicU64::new(0),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Backs one more extent with memory; false when all are. Run it in a loop on its own thread.
+    ///
+    /// # Blocking
+    /// Clears up to 64 MiB: tens of milliseconds.
+    #[must_use]
+    pub fn pre_touch_step(&self) -> bool {
+        self.shared.pool.pre_touch_step()
+    }
+
+    /// Finds the longest prefix of `hashes` that is present or pending. Reads the map only.
+    ///
+    /// With `ask.pin_bytes_max` the first k readable dram blocks are pinned and touched, tail first;
+    /// without it nobody's protection changes.
+    #[must_use]
+    pub fn lookup(&self, namespace: &Namespace, hashes: Hashes<'_>, ask: Ask) -> Answer {
+        let answer = self.shared.lookup(namespace, hashes, ask);
+        namespace.counters().count_lookup(answer.counts);
+        answer
+    }
+
+    /// Ends the protection of `pins` and touches their blocks tail first.
+    pub fn unpin(&self, pins: Vec<Pin>) {
+        self.shared.unpin(pins);
+    }
+
+    /// Claims what is absent of a batch in chain order, and says for each block whether its bytes
+    /// are wanted. Dropping the batch gives up every claim that was not completed.
+    ///
+    /// # Errors
+    /// `Invalid` naming the field, the value and the range.
+    pub fn put(&self, namespace: &Arc<Namespace>, offer: Offer<'_>) -> Result<PutBatch> {
+        PutBatch::open(&self.shared, namespace, offer)
+    }
+
+    /// Reads a block: from dram, or from the hottest colder tier through dram. The parts named (all
+    /// if empty) are verified.
+    ///
+    /// # Errors
+    /// `Invalid` for a part that the namespace does not declare. Everything else is a [`Fetch`].
+    ///
+    /// # Cancel safety
+    /// Safe. A load from a colder tier that others wait for is then started anew by one of them.
+    pub async fn get(
+        &self,
+        namespace: &Arc<Namespace>,
+        hash: BlockHash,
+        parts: &[u32],
+        deadline: Instant,
+    ) -> Result<Fetch> {
+        put::check_parts(namespace, parts)?;
+        let at = self.shared.map.hashed(namespace.index(), hash);
+        let fetch = match self.shared.read(namespace, at) {
+            load::Read::Dram(block) => Fetch::Hit(block),
+            load::Read::Pending => Fetch::Pending,
+            load::Read::Absent => Fetch::Miss,
+            load::Read::Cold => self.shared.load(namespace, at, deadline).await,
+        };
+        Ok(self.shared.verified(at, fetch, parts))
+    }
+
+    /// Copies a dram block to a colder tier ahead of its eviction; false if either does not have it.
+    ///
+    /// # Errors
+    /// Those of the colder tier.
+    ///
+    /// # Cancel safety
+    /// Safe: the copy may or may not have been made.
+    pub async fn demote(
+        &self,
+        namespace: &Arc<Namespace>,
+        hash: BlockHash,
+        tier: Tier,
+    ) -> Result<bool> {
+        self.shared.demote(namespace, hash, tier).await
+    }
+
+    /// Marks blocks as used now, tail first; returns how many are in dram.
+    pub fn touch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
+        self.shared.touch(namespace, hashes)
+    }
+
+    /// Removes blocks from every tier; returns how many were there. A put in flight is given up.
+    ///
+    /// Locations on colder tiers are forgotten in memory now; the removal from the tiers themselves
+    /// is awaited.
+    ///
+    /// # Cancel safety
+    /// Not safe: colder copies of the rest may stay behind on their tiers.
+    pub async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
+        self.shared.remove(namespace, hashes).await
+    }
+
+    /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
+    ///
+    /// # Errors
+    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block.
+    pub fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
+        self.shared.describe(namespace, chain)
+    }
+
+    /// What was described of a block.
+    #[must_use]
+    pub fn description(&self, namespace: &Namespace, hash: BlockHash) -> Option<Description> {
+        self.shared.description(namespace, hash)
+    }
+
+    /// Says which blocks are in dram and which would have to be loaded; the caller loads them.
+    #[must_use]
+    pub fn prefetch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Prefetch {
+        self.shared.prefetch(namespace, hashes)
+    }
+
+    /// Follows what becomes readable and what stops being so. One reader at a time.
+    #[must_use]
+    pub fn subscribe(&self) -> EventFeed {
+        EventFeed::new(Arc::clone(&self.shared.map))
+    }
+
+    /// Estimates how long loading `bytes` from `tier` takes: setup and bytes by measured bandwidth.
+    #[must_use]
+    pub fn estimate_load(&self, tier: Tier, bytes: u64) -> std::time::Duration {
+        self.shared.costs.estimate(tier, bytes)
+    }
+
+    /// Calibrates the estimates: `bytes` of `tier` were delivered in `elapsed`.
+    pub fn record_load(&self, tier: Tier, bytes: u64, elapsed: std::time::Duration) {
+        self.shared.costs.record(tier, bytes, elapsed);
+    }
+
+    /// What the stack holds now.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.shared.usage()
+    }
+
+    /// The longest block that this stack can hold, in bytes.
+    #[must_use]
+    pub fn block_bytes_max(&self) -> u64 {
+        self.shared.pool.block_bytes_max()
+    }
+}
+
+impl Shared {
+    fn next_batch(&self) -> u64 {
+        // Relaxed: only uniqueness matters.
+        self.batches.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.shared.fmt(f)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stack")
+            .field("pool", &self.pool)
+            .field("blocks", &self.map.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! The pollution bound: what one put context may take from others before it is read.
+//!
+//! A *context* is a chain of put batches: a batch whose parent block is unread belongs to the context
+//! that stored the parent, any other batch starts a new one. Free memory is anybody's; but to evict
+//! blocks of others, a context has an allowance of a share of dram. What it took counts until its own
+//! blocks are read or evicted. Past the allowance its blocks are refused: the head of a context that
+//! is longer than the allowance stays, and so does everybody else's working set.
+//!
+//! Why not per client: most blocks of one client are never read again, so a bound on its unread bytes
+//! would replace the eviction policy instead of guarding it.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+/// Names a context; 0 is none.
+pub(crate) type ContextId = u32;
+
+#[derive(Debug, Default)]
+struct Context {
+    taken_bytes: u64,
+    /// Batches that are open plus blocks that are unread.
+    holders: u64,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last: ContextId,
+    open: HashMap<ContextId, Context>,
+}
+
+/// All contexts that have an open batch or an unread block.
+#[derive(Debug)]
+pub(crate) struct Contexts {
+    table: Mutex<Table>,
+    allowance_bytes: u64,
+}
+
+impl Contexts {
+    pub(crate) fn new(allowance_bytes: u64) -> Self {
+        Self { table: Mutex::default(), allowance_bytes }
+    }
+
+    /// Opens a batch in the context of its parent, or in a new one.
+    pub(crate) fn join(&self, parent: ContextId) -> ContextId {
+        let mut table = self.table.lock();
+        let id = if table.open.contains_key(&parent) { parent } else { table.next_id() };
+        table.open.entry(id).or_default().holders += 1;
+        id
+    }
+
+    /// A block of the context is stored and unread.
+    pub(crate) fn hold(&self, id: ContextId) {
+        if id != 0 {
+            self.table.lock().open.entry(id).or_default().holders += 1;
+        }
+    }
+
+    /// A batch of the context has ended (`bytes` 0), or `bytes` of it were read or evicted.
+    pub(crate) fn let_go(&self, id: ContextId, bytes: u64) {
+        let mut table = self.table.lock();
+        let Some(context) = table.open.get_mut(&id) else { return };
+        context.taken_bytes = context.taken_bytes.saturating_sub(bytes);
+        context.holders = context.holders.saturating_sub(1);
+        if context.holders == 0 {
+            table.open.remove(&id);
+        }
+    }
+
+    /// Whether the context may evict `bytes` more of others.
+    pub(crate) fn may_take(&self, id: ContextId, bytes: u64) -> bool {
+        let table = self.table.lock();
+        let taken = table.open.get(&id).map_or(0, |context| context.taken_bytes);
+        id == 0 || taken.saturating_add(bytes) <= self.allowance_bytes
+    }
+
+    /// The context has evicted `bytes` of others.
+    pub(crate) fn took(&self, id: ContextId, bytes: u64) {
+        if let Some(context) = self.table.lock().open.get_mut(&id) {
+            context.taken_bytes += bytes;
+        }
+    }
+
+    /// Contexts that are open.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.table.lock().open.len()
+    }
+}
+
+impl Table {
+    fn next_id(&mut self) -> ContextId {
+        loop {
+            self.last = self.last.wrapping_add(1);
+            if self.last != 0 && !self.open.contains_key(&self.last) {
+                return self.last;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_of_one_chain_share_an_allowance() {
+        let contexts = Contexts::new(100);
+        let first = contexts.join(0);
+        contexts.took(first, 90);
+        contexts.hold(first);
+        contexts.let_go(first, 0);
+        let second = contexts.join(first);
+        assert_eq!(first, second);
+        assert!(contexts.may_take(second, 10) && !contexts.may_take(second, 11));
+        let other = contexts.join(0);
+        assert!(other != first && contexts.may_take(other, 100));
+    }
+
+    #[test]
+    fn reading_gives_the_allowance_back_and_nothing_is_left() {
+        let contexts = Contexts::new(100);
+        let id = contexts.join(0);
+        contexts.took(id, 100);
+        contexts.hold(id);
+        contexts.let_go(id, 40);
+        assert!(contexts.may_take(id, 40) && !contexts.may_take(id, 41));
+        contexts.let_go(id, 0);
+        assert_eq!(contexts.len(), 0);
+        assert!(contexts.may_take(0, u64::MAX), "no context, no bound");
+    }
+}

@@ -1,0 +1,601 @@
+//! Put: claims, pieces, seals.
+//!
+//! A batch claims parts of blocks that are absent; a claim makes the block *pending* for lookups and
+//! keeps other batches from writing the same part. Memory is taken when the first piece of a block
+//! comes. A part is verified in the arena, after our own copy, so that what is sealed is what was
+//! checked. When the last part of a block is done, whichever batch brings it, the block is sealed and
+//! readable. A batch that ends, however it ends, gives up what it claimed and did not complete; a
+//! fragment whose other parts never come is evicted like any block.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use super::{ContextId, Shared};
+use crate::{
+    block::{BlockHash, Hashes},
+    checksum::part_checksum,
+    dram::{BlockWriter, Payload, seal, slot_bytes},
+    error::{Error, ErrorKind, Result},
+    limits::RETRY_AFTER_PINNED,
+    map::{BatchId, Checksums, Entry, Hashed, Map, Shard, StagedPart, Staging, stored},
+    namespace::Namespace,
+    tier::Tier,
+};
+
+/// A batch of blocks in chain order.
+#[derive(Debug, Clone, Copy)]
+pub struct Offer<'a> {
+    /// Their hashes.
+    pub hashes: Hashes<'a>,
+    /// Which declared parts will be sent, ascending; empty: all.
+    pub parts: &'a [u32],
+    /// One checksum for each (block, part), blocks outermost; empty: unknown.
+    pub checksums: &'a [u64],
+    /// The block before the first one.
+    pub parent: Option<BlockHash>,
+    /// Opaque namespaces only: the length of each value.
+    pub lengths: &'a [u32],
+}
+
+/// What the stack wants of one position of an offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// Send the bytes of all offered parts.
+    Wanted,
+    /// It is here with these bytes (or with bytes that cannot be compared).
+    Duplicate,
+    /// It is here with other bytes, which stay.
+    Differs,
+    /// Another put of it is in flight (or it stands earlier in this offer).
+    Pending,
+    /// There is no room that may be taken.
+    Refused,
+}
+
+/// What became of one position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// Readable from dram.
+    Stored,
+    /// The offered parts are here; other parts of the block are missing.
+    PartStored,
+    /// There was no room that may be taken, or the block was removed meanwhile.
+    Refused,
+    /// The bytes did not match their checksum.
+    Corrupt,
+}
+
+/// Some bytes of one part.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece<'a> {
+    /// Position in the offer.
+    pub position: u32,
+    /// Index of the declared part.
+    pub part: u32,
+    /// Where in the part the bytes go.
+    pub offset: u32,
+    /// The bytes.
+    pub data: &'a [u8],
+    /// Checksum of the whole part.
+    pub checksum: u64,
+    /// Length of the whole part; 0 if this piece is the whole part.
+    pub part_bytes: u32,
+}
+
+/// One position of an open batch.
+#[derive(Debug)]
+struct Position {
+    at: Hashed,
+    len: u32,
+    /// Offered parts that are not done yet; 0 when the position is settled.
+    left: u32,
+}
+
+/// A part being written.
+#[derive(Debug)]
+struct Writing {
+    writer: BlockWriter,
+    written: usize,
+}
+
+/// An open put. Dropping it gives up what it did not complete.
+#[derive(Debug)]
+pub struct PutBatch {
+    shared: Arc<Shared>,
+    namespace: Arc<Namespace>,
+    id: BatchId,
+    context: ContextId,
+    parts: Vec<u32>,
+    positions: Vec<Position>,
+    claims: Vec<Claim>,
+    open: HashMap<(u32, u32), Writing>,
+    retry_after: Option<Duration>,
+    stored: bool,
+}
+
+/// How storing a part changed its block.
+enum Seal {
+    Readable,
+    Fragment,
+    Gone,
+}
+
+impl PutBatch {
+    pub(super) fn open(
+        shared: &Arc<Shared>,
+        namespace: &Arc<Namespace>,
+        offer: Offer<'_>,
+    ) -> Result<Self> {
+        check_offer(shared, namespace, &offer)?;
+        let declared = u32::try_from(namespace.layout().parts().len()).unwrap_or(u32::MAX);
+        let parts = match offer.parts {
+            [] => (0..declared).collect(),
+            some => some.to_vec(),
+        };
+        let parent = offer.parent.map(|hash| shared.map.hashed(namespace.index(), hash));
+        let parent = parent
+            .and_then(|at| shared.map.with(at, |shard| shard.entry(at).map(|entry| entry.context)));
+        let mut batch = Self {
+            shared: Arc::clone(shared),
+            namespace: Arc::clone(namespace),
+            id: shared.next_batch(),
+            context: shared.contexts.join(parent.unwrap_or(0)),
+            positions: Vec::with_capacity(offer.hashes.len()),
+            claims: Vec::with_capacity(offer.hashes.len()),
+            open: HashMap::new(),
+            retry_after: None,
+            stored: false,
+            parts,
+        };
+        for (position, hash) in offer.hashes.iter().enumerate() {
+            let sums = position * batch.parts.len()..(position + 1) * batch.parts.len();
+            let sums = offer.checksums.get(sums).unwrap_or_default();
+            batch.claim(hash, offer.lengths.get(position).copied(), sums);
+        }
+        Ok(batch)
+    }
+
+    fn claim(&mut self, hash: BlockHash, len: Option<u32>, sums: &[u64]) {
+        let at = self.shared.map.hashed(self.namespace.index(), hash);
+        let len = len.unwrap_or(self.namespace.layout().bytes_max());
+        // Before the lock: making room locks other shards.
+        let may_add = self.shared.make_index_room();
+        let declared = self.namespace.layout().parts().len();
+        let (id, parts) = (self.id, &self.parts);
+        let claim = self.shared.map.with(at, |shard| match shard.find(at) {
+            Some(entry) => match shard.get_mut(entry) {
+                Some(entry) => claim_known(entry, id, parts, sums, len),
+                None => Claim::Refused,
+            },
+            None if may_add => {
+                let mut entry = Entry::new(at.key, len);
+                let mut staging = Box::new(Staging::new(declared));
+                claim_parts(&mut staging, id, parts);
+                entry.staging = Some(staging);
+                shard.insert(at, entry);
+                self.shared.map.count(true);
+                Claim::Wanted
+            }
+            None => Claim::Refused,
+        });
+        match claim {
+            Claim::Differs => {
+                self.shared.metrics.duplicate_differs.inc();
+            }
+            Claim::Refused => self.refuse(),
+            Claim::Wanted | Claim::Duplicate | Claim::Pending => {}
+        }
+        let left = match claim {
+            Claim::Wanted => u32::try_from(self.parts.len()).unwrap_or(u32::MAX),
+            Claim::Duplicate | Claim::Differs | Claim::Pending | Claim::Refused => 0,
+        };
+        self.positions.push(Position { at, len, left });
+        self.claims.push(claim);
+    }
+
+    fn refuse(&mut self) {
+        self.shared.metrics.refused.inc();
+        self.retry_after = Some(RETRY_AFTER_PINNED);
+    }
+
+    /// What is wanted, for each position of the offer.
+    #[must_use]
+    pub fn claims(&self) -> &[Claim] {
+        &self.claims
+    }
+
+    /// When to offer again what was refused.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// Takes some bytes of a wanted position; pieces of one part come in order of offset. Returns
+    /// the outcome when all offered parts of the position are done.
+    ///
+    /// # Errors
+    /// `Invalid` or `LayoutMismatch` naming position, part, value and range. The batch stays usable.
+    ///
+    /// # Blocking
+    /// Copies the bytes; with the last piece of a part, reads the whole part once.
+    pub fn write(&mut self, piece: Piece<'_>) -> Result<Option<PutOutcome>> {
+        let len = self.check_piece(&piece)?;
+        let slot = (piece.position, piece.part);
+        let mut writing = match self.open.remove(&slot) {
+            Some(writing) => writing,
+            None => match self.begin(&piece, len) {
+                Some(writer) => Writing { writer, written: 0 },
+                None => {
+                    self.refuse();
+                    self.settle(piece.position);
+                    return Ok(Some(PutOutcome::Refused));
+                }
+            },
+        };
+        if let Err(error) = writing.take(&piece) {
+            self.open.insert(slot, writing);
+            return Err(error);
+        }
+        if writing.written < writing.writer.len() {
+            self.open.insert(slot, writing);
+            return Ok(None);
+        }
+        Ok(self.complete(&piece, writing.writer))
+    }
+
+    /// Returns the length of the block, if the piece belongs to this batch.
+    fn check_piece(&self, piece: &Piece<'_>) -> Result<u32> {
+        let position = usize::try_from(piece.position).unwrap_or(usize::MAX);
+        let Some(known) = self.positions.get(position) else {
+            return Err(Error::invalid(format!(
+                "index: {} given, 0 to {} allowed by the offer",
+                piece.position,
+                self.positions.len().saturating_sub(1)
+            )));
+        };
+        if known.left == 0 {
+            return Err(Error::invalid(format!(
+                "index: {} given, but the bytes of that position are not wanted (any more)",
+                piece.position
+            )));
+        }
+        if !self.parts.contains(&piece.part) {
+            return Err(Error::invalid(format!(
+                "part: {} given for index {}, one of {:?} required by the offer",
+                piece.part, piece.position, self.parts
+            )));
+        }
+        let part = usize::try_from(piece.part).unwrap_or(usize::MAX);
+        let lengths = self.namespace.layout().lengths(known.len);
+        let declared = lengths.get(part).copied().unwrap_or(0);
+        let given = match piece.part_bytes {
+            0 => u64::from(piece.offset) + piece.data.len() as u64,
+            bytes => u64::from(bytes),
+        };
+        if given != u64::from(declared) {
+            return Err(Error::new(
+                ErrorKind::LayoutMismatch,
+                format!(
+                    "part {} of index {}: {given} bytes given, exactly {declared} declared",
+                    piece.part, piece.position
+                ),
+            ));
+        }
+        Ok(known.len)
+    }
+
+    /// Takes the writer of a claimed part, making room for the block if it is the first one.
+    fn begin(&self, piece: &Piece<'_>, len: u32) -> Option<BlockWriter> {
+        let at = self.position(piece.position)?.at;
+        let part = usize::try_from(piece.part).ok()?;
+        match self.take_writer(at, part, None)? {
+            Some(writer) => Some(writer),
+            None => {
+                let layout = self.namespace.layout();
+                let lengths = layout.lengths(len);
+                let slot = slot_bytes(len, layout.is_opaque());
+                let writers = self.shared.make_room(slot, &lengths, self.context)?;
+                self.take_writer(at, part, Some(writers))?
+            }
+        }
+    }
+
+    /// `None`: the claim is gone (the block was removed). `Some(None)`: the block has no memory yet.
+    fn take_writer(
+        &self,
+        at: Hashed,
+        part: usize,
+        memory: Option<Vec<BlockWriter>>,
+    ) -> Option<Option<BlockWriter>> {
+        self.shared.map.with(at, |shard| {
+            let id = shard.find(at)?;
+            let staging = shard.get_mut(id)?.staging.as_mut()?;
+            if let Some(memory) = memory {
+                staging.install(memory);
+            }
+            match staging.parts.get_mut(part)? {
+                StagedPart::Claimed(owner, writer) if *owner == self.id => Some(writer.take()),
+                StagedPart::Claimed(..) | StagedPart::Absent(_) | StagedPart::Done(..) => None,
+            }
+        })
+    }
+
+    fn complete(&mut self, piece: &Piece<'_>, writer: BlockWriter) -> Option<PutOutcome> {
+        let position = self.position(piece.position)?;
+        let (at, part) = (position.at, usize::try_from(piece.part).ok()?);
+        let spec = self.namespace.layout().parts().get(part)?;
+        let sum =
+            part_checksum(self.namespace.id(), &at.key.hash, spec.group, spec.rank, writer.bytes());
+        if sum != piece.checksum {
+            self.give_back(at, part, writer);
+            self.settle(piece.position);
+            return Some(PutOutcome::Corrupt);
+        }
+        let seal = self.shared.map.with(at, |shard| self.store_part(shard, at, part, writer, sum));
+        match seal {
+            Seal::Gone => {
+                self.settle(piece.position);
+                Some(PutOutcome::Refused)
+            }
+            Seal::Readable => {
+                self.stored = true;
+                self.part_done(piece.position, PutOutcome::Stored)
+            }
+            Seal::Fragment => self.part_done(piece.position, PutOutcome::PartStored),
+        }
+    }
+
+    fn part_done(&mut self, position: u32, outcome: PutOutcome) -> Option<PutOutcome> {
+        let position = self.positions.get_mut(usize::try_from(position).ok()?)?;
+        position.left = position.left.saturating_sub(1);
+        (position.left == 0).then_some(outcome)
+    }
+
+    fn store_part(
+        &self,
+        shard: &mut Shard,
+        at: Hashed,
+        part: usize,
+        writer: BlockWriter,
+        sum: u64,
+    ) -> Seal {
+        let Some(id) = shard.find(at) else { return Seal::Gone };
+        let Some(entry) = shard.get_mut(id) else { return Seal::Gone };
+        let Some(staging) = entry.staging.as_mut() else { return Seal::Gone };
+        match staging.parts.get_mut(part) {
+            Some(place @ StagedPart::Claimed(..)) => *place = StagedPart::Done(writer, sum),
+            Some(StagedPart::Absent(_) | StagedPart::Done(..)) | None => return Seal::Gone,
+        }
+        let slot = slot_bytes(entry.len, self.namespace.layout().is_opaque());
+        if !staging.is_complete() {
+            shard.enter_order(id, slot, at.code);
+            return Seal::Fragment;
+        }
+        let Some(staging) = entry.staging.take() else { return Seal::Gone };
+        let Some((payload, checksums)) = join(*staging, entry.len) else { return Seal::Gone };
+        payload.set_owner(Map::owner(at, id));
+        self.shared.count_readable(&self.namespace, &payload);
+        entry.payload = Some(payload);
+        entry.checksums = checksums;
+        entry.context = self.context;
+        self.shared.contexts.hold(self.context);
+        shard.enter_order(id, slot, at.code);
+        shard.touch(id, self.shared.map.ages(1));
+        shard.push(stored(at.key, Tier::Dram));
+        Seal::Readable
+    }
+
+    fn position(&self, position: u32) -> Option<&Position> {
+        self.positions.get(usize::try_from(position).ok()?)
+    }
+
+    /// Puts memory back under a part that was not completed.
+    fn give_back(&self, at: Hashed, part: usize, writer: BlockWriter) {
+        self.shared.map.with(at, |shard| {
+            let Some(id) = shard.find(at) else { return };
+            let staging = shard.get_mut(id).and_then(|entry| entry.staging.as_mut());
+            let place = staging.and_then(|staging| staging.parts.get_mut(part));
+            if let Some(StagedPart::Claimed(owner, place)) = place
+                && *owner == self.id
+            {
+                *place = Some(writer);
+            }
+        });
+    }
+
+    /// Ends a position: its claims are given up, and an entry that nothing is left of goes away.
+    fn settle(&mut self, position: u32) {
+        let number = position;
+        let Some(position) = usize::try_from(position).ok().and_then(|p| self.positions.get_mut(p))
+        else {
+            return;
+        };
+        position.left = 0;
+        let at = position.at;
+        for part in 0..self.parts.len() {
+            let Some(part) = self.parts.get(part).copied() else { continue };
+            if let Some(writing) = self.open.remove(&(number, part)) {
+                self.give_back(at, usize::try_from(part).unwrap_or(usize::MAX), writing.writer);
+            }
+        }
+        let id = self.id;
+        let gone = self.shared.map.with(at, |shard| {
+            let entry = shard.find(at)?;
+            let staging = shard.get_mut(entry)?.staging.as_mut()?;
+            for part in &mut staging.parts {
+                if let StagedPart::Claimed(owner, writer) = part
+                    && *owner == id
+                {
+                    *part = StagedPart::Absent(writer.take());
+                }
+            }
+            if staging.is_empty() { shard.remove(at) } else { None }
+        });
+        if gone.is_some() {
+            self.shared.map.count(false);
+        }
+    }
+
+    /// Ends the batch: what it stored is touched tail first, what is still open is given up.
+    pub fn finish(mut self) {
+        if std::mem::take(&mut self.stored) {
+            let keys: Vec<Hashed> = self.positions.iter().map(|position| position.at).collect();
+            let wanted = self.claims.iter().map(|claim| *claim == Claim::Wanted);
+            let keys: Vec<Hashed> = keys
+                .into_iter()
+                .zip(wanted)
+                .filter_map(|(at, wanted)| wanted.then_some(at))
+                .collect();
+            self.shared.touch_keys(&keys);
+        }
+    }
+}
+
+impl Drop for PutBatch {
+    fn drop(&mut self) {
+        for position in 0..self.positions.len() {
+            let number = u32::try_from(position).unwrap_or(u32::MAX);
+            if self.positions.get(position).is_some_and(|position| position.left > 0) {
+                self.settle(number);
+            }
+        }
+        self.shared.contexts.let_go(self.context, 0);
+    }
+}
+
+impl Writing {
+    fn take(&mut self, piece: &Piece<'_>) -> Result<()> {
+        let offset = usize::try_from(piece.offset).unwrap_or(usize::MAX);
+        let end = offset.saturating_add(piece.data.len());
+        let len = self.writer.len();
+        if offset != self.written || end > len || piece.data.is_empty() {
+            return Err(Error::invalid(format!(
+                "offset: {offset} with {} bytes given for part {} of index {}, offset {} with 1 to \
+                 {} bytes required",
+                piece.data.len(),
+                piece.part,
+                piece.position,
+                self.written,
+                len - self.written,
+            )));
+        }
+        if let Some(place) = self.writer.bytes_mut().get_mut(offset..end) {
+            place.copy_from_slice(piece.data);
+        }
+        self.written = end;
+        Ok(())
+    }
+}
+
+fn claim_known(entry: &mut Entry, id: BatchId, parts: &[u32], sums: &[u64], len: u32) -> Claim {
+    let same_sums = |known: &dyn Fn(usize) -> Option<u64>| {
+        parts.iter().zip(sums).all(|(part, sum)| {
+            usize::try_from(*part).ok().and_then(known).is_none_or(|known| known == *sum)
+        })
+    };
+    let Some(staging) = entry.staging.as_mut() else {
+        let same = entry.len == len && same_sums(&|part| entry.checksums.get(part));
+        return if same { Claim::Duplicate } else { Claim::Differs };
+    };
+    let of = |staging: &Staging, part: u32| match staging
+        .parts
+        .get(usize::try_from(part).unwrap_or(usize::MAX))
+    {
+        Some(StagedPart::Absent(_)) => None,
+        Some(StagedPart::Done(_, sum)) => Some(Some(*sum)),
+        Some(StagedPart::Claimed(..)) | None => Some(None),
+    };
+    if entry.len != len {
+        return Claim::Pending;
+    }
+    let states: Vec<_> = parts.iter().map(|part| of(staging, *part)).collect();
+    if states.iter().all(Option::is_none) {
+        claim_parts(staging, id, parts);
+        return Claim::Wanted;
+    }
+    if states.iter().any(|state| !matches!(state, Some(Some(_)))) {
+        return Claim::Pending;
+    }
+    let known = |part: usize| match staging.parts.get(part) {
+        Some(StagedPart::Done(_, sum)) => Some(*sum),
+        Some(StagedPart::Absent(_) | StagedPart::Claimed(..)) | None => None,
+    };
+    if same_sums(&known) { Claim::Duplicate } else { Claim::Differs }
+}
+
+fn claim_parts(staging: &mut Staging, id: BatchId, parts: &[u32]) {
+    for part in parts {
+        let part = usize::try_from(*part).unwrap_or(usize::MAX);
+        if let Some(place) = staging.parts.get_mut(part) {
+            let writer = match place {
+                StagedPart::Absent(writer) => writer.take(),
+                StagedPart::Claimed(..) | StagedPart::Done(..) => continue,
+            };
+            *place = StagedPart::Claimed(id, writer);
+        }
+    }
+}
+
+/// Seals a complete block.
+fn join(staging: Staging, len: u32) -> Option<(Payload, Checksums)> {
+    let mut writers = Vec::with_capacity(staging.parts.len());
+    let mut sums = Vec::with_capacity(staging.parts.len());
+    for part in staging.parts {
+        match part {
+            StagedPart::Done(writer, sum) => {
+                writers.push(writer);
+                sums.push(sum);
+            }
+            StagedPart::Absent(_) | StagedPart::Claimed(..) => return None,
+        }
+    }
+    Some((seal(writers, len).ok()?, Checksums::new(sums)))
+}
+
+/// Refuses parts that the namespace does not declare, or that are named twice.
+pub(super) fn check_parts(namespace: &Namespace, parts: &[u32]) -> Result<()> {
+    let declared = namespace.layout().parts().len();
+    for part in parts {
+        if usize::try_from(*part).map_or(true, |part| part >= declared) {
+            return Err(Error::invalid(format!(
+                "parts: {part} given, 0 to {} declared by the namespace",
+                declared - 1
+            )));
+        }
+    }
+    if !parts.is_sorted_by(|a, b| a < b) {
+        return Err(Error::invalid(format!(
+            "parts: {parts:?} given, ascending without repetition required"
+        )));
+    }
+    Ok(())
+}
+
+fn check_offer(shared: &Shared, namespace: &Namespace, offer: &Offer<'_>) -> Result<()> {
+    check_parts(namespace, offer.parts)?;
+    let layout = namespace.layout();
+    let blocks = offer.hashes.len();
+    let parts = if offer.parts.is_empty() { layout.parts().len() } else { offer.parts.len() };
+    if !offer.checksums.is_empty() && offer.checksums.len() != blocks * parts {
+        return Err(Error::invalid(format!(
+            "checksums: {} given, 0 or {} required (blocks times parts)",
+            offer.checksums.len(),
+            blocks * parts
+        )));
+    }
+    let lengths = if layout.is_opaque() { blocks } else { 0 };
+    if offer.lengths.len() != lengths {
+        return Err(Error::invalid(format!(
+            "lengths: {} given, {lengths} required (one for each block of an opaque namespace)",
+            offer.lengths.len()
+        )));
+    }
+    let max = shared.pool.block_bytes_max().min(u64::from(layout.bytes_max()));
+    let longest = offer.lengths.iter().copied().map(u64::from).max();
+    let longest = longest.unwrap_or_else(|| layout.block_bytes());
+    if longest > max || offer.lengths.contains(&0) {
+        return Err(Error::invalid(format!(
+            "lengths: {longest} bytes given, 1 to {max} allowed by the namespace and the dram extents"
+        )));
+    }
+    Ok(())
+}

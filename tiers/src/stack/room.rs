@@ -1,0 +1,154 @@
+//! Making room: whose memory an incoming block gets.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{ContextId, Shared};
+use crate::{
+    dram::BlockWriter,
+    map::{Evicted, Map, Shard},
+    metrics::EvictReason,
+};
+
+/// How often a put may lose a freed slot to another before it is refused.
+const TRIES_MAX: usize = 64;
+/// One in so many evictions looks whether another size has colder blocks; looking visits all extents.
+const LOOK_ELSEWHERE_EVERY: u32 = 64;
+/// How many extents of other sizes may turn out to be pinned before we give up.
+const RECLAIM_TRIES: usize = 4;
+
+/// When to look at other sizes.
+#[derive(Debug, Default)]
+pub(crate) struct Cadence(AtomicU32);
+
+impl Cadence {
+    fn is_due(&self) -> bool {
+        // Relaxed: a count that nothing depends on.
+        self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_ELSEWHERE_EVERY)
+    }
+}
+
+impl Shared {
+    /// Gets memory for a block, evicting others if need be and allowed.
+    ///
+    /// `None`: everything is pinned, or `context` has taken its share from others.
+    pub(crate) fn make_room(
+        &self,
+        slot_bytes: usize,
+        lengths: &[u32],
+        context: ContextId,
+    ) -> Option<Vec<BlockWriter>> {
+        for _ in 0..TRIES_MAX {
+            if let Some(writers) = self.pool.allocate(slot_bytes, lengths) {
+                return Some(writers);
+            }
+            if !self.evict_for(slot_bytes, context) {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// Makes the map smaller by one block if it is full.
+    pub(crate) fn make_index_room(&self) -> bool {
+        if self.map.len() < self.index_blocks_max {
+            return true;
+        }
+        let evicted = self
+            .map
+            .coldest(None)
+            .and_then(|(_, shard)| self.map.with_shard(shard, |shard| shard.evict(None, 0)))
+            .flatten();
+        match evicted {
+            Some(evicted) => {
+                self.settle(&evicted, EvictReason::Index);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Frees memory for a block of `slot_bytes`: its own size's coldest block, or another size's
+    /// coldest extent if that is older.
+    fn evict_for(&self, slot_bytes: usize, context: ContextId) -> bool {
+        if !self.contexts.may_take(context, u64::try_from(slot_bytes).unwrap_or(u64::MAX)) {
+            return false;
+        }
+        let own = self.map.coldest(Some(slot_bytes));
+        let look_elsewhere = own.is_none() || (self.pool.classes() > 1 && self.cadence.is_due());
+        if look_elsewhere && self.reclaim_elsewhere(slot_bytes, own.map(|(age, _)| age), context) {
+            return true;
+        }
+        let Some((_, coldest)) = own else { return false };
+        if self.evict_in(coldest, slot_bytes, context) {
+            return true;
+        }
+        // Everything in that shard is pinned: any other one will do.
+        (0..crate::limits::SHARDS).any(|shard| self.evict_in(shard, slot_bytes, context))
+    }
+
+    fn evict_in(&self, shard: usize, slot_bytes: usize, context: ContextId) -> bool {
+        let evicted =
+            self.map.with_shard(shard, |shard| shard.evict(Some(slot_bytes), 0)).flatten();
+        let Some(evicted) = evicted else { return false };
+        self.charge(context, &evicted);
+        self.settle(&evicted, EvictReason::Capacity);
+        true
+    }
+
+    /// Empties the coldest extent of the other sizes, if it is colder than `own_age`.
+    fn reclaim_elsewhere(
+        &self,
+        slot_bytes: usize,
+        own_age: Option<u64>,
+        context: ContextId,
+    ) -> bool {
+        // Pinned blocks stay and make their extent look young: then the next coldest is tried.
+        for _ in 0..RECLAIM_TRIES {
+            let Some(candidate) = self.pool.coldest_elsewhere(slot_bytes) else { return false };
+            if own_age.is_some_and(|age| age <= candidate.mean_age) {
+                return false;
+            }
+            for owner in candidate.owners {
+                let (shard, id) = Map::of_owner(owner);
+                let evict = |shard: &mut Shard| shard.evict_from(id, candidate.extent);
+                if let Some(evicted) = self.map.with_shard(shard, evict).flatten() {
+                    self.charge(context, &evicted);
+                    self.settle(&evicted, EvictReason::Reclaim);
+                }
+            }
+            if self.pool.has_idle(slot_bytes) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn charge(&self, context: ContextId, evicted: &Evicted) {
+        if evicted.context != context
+            && let Some(payload) = &evicted.payload
+        {
+            self.contexts.took(context, u64::try_from(payload.slot_bytes()).unwrap_or(0));
+        }
+    }
+
+    /// Brings all accounts in order after a block has left dram. Its memory goes back when the
+    /// caller drops it.
+    pub(crate) fn settle(&self, evicted: &Evicted, reason: EvictReason) {
+        if evicted.gone {
+            self.map.count(false);
+        }
+        let Some(payload) = &evicted.payload else { return };
+        self.count_evicted(payload, reason);
+        self.read_or_gone(evicted.context, evicted.len);
+        if evicted.gone {
+            self.count_gone(evicted.key.namespace, evicted.len);
+        }
+    }
+
+    /// A block of `context` was read, or has left.
+    pub(crate) fn read_or_gone(&self, context: ContextId, len: u32) {
+        if context != 0 {
+            self.contexts.let_go(context, u64::from(len));
+        }
+    }
+}

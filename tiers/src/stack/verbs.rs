@@ -1,0 +1,241 @@
+//! The small verbs: touch, remove, describe, prefetch; and the accounts.
+
+use std::sync::atomic::Ordering;
+
+use super::Shared;
+use crate::{
+    block::{BlockHash, Hashes},
+    dram::Payload,
+    error::{Error, Result},
+    map::{Described, Hashed, removed},
+    metrics::EvictReason,
+    namespace::Namespace,
+    store::Wanted,
+    tier::Tier,
+};
+
+/// Blocks that follow one another, and what is known of them.
+#[derive(Debug, Clone, Copy)]
+pub struct Chain<'a> {
+    /// Their hashes, in order.
+    pub hashes: Hashes<'a>,
+    /// The block before the first one; `None` at the root.
+    pub parent: Option<BlockHash>,
+    /// Index of the first block in its chain.
+    pub position: u32,
+    /// Token ids of all blocks, or none. Kept only if the namespace opted in.
+    pub tokens: &'a [u32],
+    /// Name of the LoRA adapter; empty for none.
+    pub lora_name: &'a str,
+}
+
+/// What was described of a block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// The block before it; `None` at the root.
+    pub parent: Option<BlockHash>,
+    /// Its index in its chain.
+    pub position: u32,
+    /// Its token ids, if the namespace keeps them.
+    pub tokens: Vec<u32>,
+    /// Name of the LoRA adapter; empty for none.
+    pub lora_name: String,
+}
+
+/// What a prefetch found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prefetch {
+    /// Blocks that are in dram.
+    pub in_dram: u32,
+    /// Blocks that a colder tier has: get them to load them.
+    pub cold: Vec<BlockHash>,
+}
+
+/// What a stack holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of the arena.
+    pub dram_capacity_bytes: u64,
+    /// Bytes of slots in use, whatever for.
+    pub dram_used_bytes: u64,
+    /// Readable blocks in dram.
+    pub dram_blocks: u64,
+    /// Bytes of slots being written, or removed but still read by somebody.
+    pub staging_bytes: u64,
+    /// Blocks that have left dram since the start, for whatever reason.
+    pub evicted_blocks: u64,
+    /// Entries of the map.
+    pub index_blocks: u64,
+    /// Bytes that the map has allocated for entries and places; the eviction orders add about 60
+    /// bytes for each block in dram.
+    pub index_bytes: u64,
+    /// Offers of a block that was here with other bytes, since the start.
+    pub duplicate_differs: u64,
+    /// Blocks that failed verification since the start.
+    pub corrupt: u64,
+    /// Extents that went from one slot size to another since the start.
+    pub reclaimed_extents: u64,
+}
+
+impl Shared {
+    fn keys(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Vec<Hashed> {
+        hashes.iter().map(|hash| self.map.hashed(namespace.index(), hash)).collect()
+    }
+
+    pub(super) fn touch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
+        self.touch_keys(&self.keys(namespace, hashes))
+    }
+
+    pub(super) async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
+        let mut count = 0;
+        for at in self.keys(namespace, hashes) {
+            let Some(entry) = self.map.with(at, |shard| {
+                let entry = shard.entry(at)?;
+                if entry.payload.is_some() {
+                    shard.push(removed(at.key, Tier::Dram));
+                }
+                shard.remove(at)
+            }) else {
+                continue;
+            };
+            self.map.count(false);
+            if entry.hottest().is_none() {
+                continue;
+            }
+            count += 1;
+            self.count_gone(at.key.namespace, entry.len);
+            if let Some(payload) = &entry.payload {
+                self.count_evicted(payload, EvictReason::Removed);
+                self.read_or_gone(entry.context, entry.len);
+            }
+            let cold = entry.cold;
+            drop(entry);
+            for (location, tier) in cold.into_iter().zip([Tier::Nvme, Tier::Object]) {
+                let store = self.cold.iter().find(|store| store.tier() == tier);
+                if let (Some(location), Some(store)) = (location, store) {
+                    let wanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
+                    if let Err(error) = store.remove(wanted).await {
+                        tracing::warn!(%error, tier = tier.name(), "removed block stays on its tier");
+                    }
+                }
+            }
+        }
+        count
+    }
+
+    pub(super) fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
+        let per_block = usize::try_from(namespace.block_tokens()).unwrap_or(usize::MAX);
+        let expected = chain.hashes.len().saturating_mul(per_block);
+        if !chain.tokens.is_empty() && chain.tokens.len() != expected {
+            return Err(Error::invalid(format!(
+                "tokens: {} given, 0 or {expected} required (blocks times block_tokens)",
+                chain.tokens.len()
+            )));
+        }
+        let mut parent = chain.parent;
+        let mut described = 0;
+        let mut tokens = chain.tokens.chunks(per_block.max(1));
+        for (hash, position) in chain.hashes.iter().zip(chain.position..) {
+            let at = self.map.hashed(namespace.index(), hash);
+            let own = tokens.next().filter(|_| namespace.keeps_tokens()).unwrap_or_default();
+            let described_block = Described {
+                parent,
+                position,
+                tokens: own.into(),
+                lora_name: chain.lora_name.into(),
+            };
+            described += u32::from(self.map.with(at, |shard| match shard.find(at) {
+                Some(id) => {
+                    shard.describe(id, described_block);
+                    true
+                }
+                None => false,
+            }));
+            parent = Some(hash);
+        }
+        Ok(described)
+    }
+
+    pub(super) fn description(
+        &self,
+        namespace: &Namespace,
+        hash: BlockHash,
+    ) -> Option<Description> {
+        let at = self.map.hashed(namespace.index(), hash);
+        self.map.with(at, |shard| {
+            let described = shard.described(shard.find(at)?)?;
+            Some(Description {
+                parent: described.parent,
+                position: described.position,
+                tokens: described.tokens.to_vec(),
+                lora_name: described.lora_name.to_string(),
+            })
+        })
+    }
+
+    pub(super) fn prefetch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Prefetch {
+        let mut prefetch = Prefetch::default();
+        for at in self.keys(namespace, hashes) {
+            match self.map.with(at, |shard| shard.entry(at)?.hottest()) {
+                Some(Tier::Dram) => prefetch.in_dram += 1,
+                Some(Tier::Nvme | Tier::Object) => prefetch.cold.push(at.key.hash),
+                None => {}
+            }
+        }
+        prefetch
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        let used = self.pool.used_bytes();
+        Usage {
+            dram_capacity_bytes: self.pool.capacity_bytes(),
+            dram_used_bytes: used,
+            dram_blocks: self.dram_blocks.load(Ordering::Relaxed),
+            staging_bytes: used.saturating_sub(self.resident_bytes.load(Ordering::Relaxed)),
+            evicted_blocks: self.evicted_blocks.load(Ordering::Relaxed),
+            index_blocks: u64::try_from(self.map.len()).unwrap_or(u64::MAX),
+            index_bytes: u64::try_from(self.map.allocated_bytes()).unwrap_or(u64::MAX),
+            duplicate_differs: self.metrics.duplicate_differs.get(),
+            corrupt: self.corrupt_blocks.load(Ordering::Relaxed),
+            reclaimed_extents: self.pool.reclaimed_extents(),
+        }
+    }
+
+    /// A block of a put has become readable.
+    pub(super) fn count_readable(&self, namespace: &Namespace, payload: &Payload) {
+        self.count_resident(payload);
+        let len = u64::try_from(payload.as_ref().len()).unwrap_or(0);
+        let counters = namespace.counters();
+        counters.blocks.fetch_add(1, Ordering::Relaxed);
+        counters.bytes.fetch_add(len, Ordering::Relaxed);
+        counters.put_blocks.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A block has become resident in dram.
+    pub(super) fn count_resident(&self, payload: &Payload) {
+        self.metrics.stored(Tier::Dram).inc();
+        self.dram_blocks.fetch_add(1, Ordering::Relaxed);
+        self.resident_bytes.fetch_add(slot_bytes_of(payload), Ordering::Relaxed);
+    }
+
+    /// A resident block has left dram.
+    pub(super) fn count_evicted(&self, payload: &Payload, reason: EvictReason) {
+        self.metrics.evicted(reason).inc();
+        self.evicted_blocks.fetch_add(1, Ordering::Relaxed);
+        self.dram_blocks.fetch_sub(1, Ordering::Relaxed);
+        self.resident_bytes.fetch_sub(slot_bytes_of(payload), Ordering::Relaxed);
+    }
+
+    /// The last readable copy of a block has gone.
+    pub(super) fn count_gone(&self, namespace: u32, len: u32) {
+        if let Some(namespace) = self.namespaces.by_index(namespace) {
+            let counters = namespace.counters();
+            counters.blocks.fetch_sub(1, Ordering::Relaxed);
+            counters.bytes.fetch_sub(u64::from(len), Ordering::Relaxed);
+        }
+    }
+}
+
+fn slot_bytes_of(payload: &Payload) -> u64 {
+    u64::try_from(payload.slot_bytes()).unwrap_or(0)
+}

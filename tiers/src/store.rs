@@ -1,0 +1,95 @@
+//! The seam for colder tiers: what the stack asks of nvme and object.
+//!
+//! The dram tier is not behind it: bytes arrive in the arena and leave from it, whatever tier they
+//! live on, so a colder tier copies from a [`Payload`] and fills a [`BlockWriter`], both of which are
+//! arena memory, aligned for direct I/O. A tier hands out a [`Location`]; the one map remembers it.
+//!
+//! Every implementation passes `testing::suite`. Wrappers deny `clippy::missing_trait_methods`.
+
+use std::{fmt::Debug, pin::Pin, sync::Arc, time::Duration};
+
+use crate::{
+    block::BlockHash,
+    dram::{BlockWriter, Payload},
+    error::Result,
+    map::{Checksums, Location},
+    namespace::{Namespace, NamespaceId},
+    tier::Tier,
+};
+
+/// A future that can be sent between threads.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A sealed block on its way to a colder tier. Holding it keeps the bytes in memory.
+#[derive(Debug, Clone)]
+pub struct Outgoing {
+    /// Its namespace.
+    pub namespace: Arc<Namespace>,
+    /// Its hash.
+    pub hash: BlockHash,
+    /// Its bytes.
+    pub payload: Payload,
+    /// The checksums of its parts; the tier stores them and verifies against them.
+    pub checksums: Checksums,
+}
+
+/// A block to be read from a colder tier.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted {
+    /// Its namespace.
+    pub namespace: NamespaceId,
+    /// Its hash.
+    pub hash: BlockHash,
+    /// Where the tier said it is.
+    pub location: Location,
+}
+
+/// The outcome of reading a block. "Busy" is another fact than "I do not have it".
+#[derive(Debug)]
+pub enum Load {
+    /// The writer holds the block's bytes.
+    Hit(BlockWriter),
+    /// The tier has it but cannot read it now; try again after the delay.
+    Busy(Duration),
+    /// It is not there, or not with the length asked for. The caller drops the location.
+    Miss,
+}
+
+/// What a colder tier holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreUsage {
+    /// Bytes it may hold; 0 if it has no bound of its own.
+    pub capacity_bytes: u64,
+    /// Bytes it holds, as its medium counts them.
+    pub used_bytes: u64,
+    /// Blocks it holds.
+    pub blocks: u64,
+}
+
+/// A colder tier.
+///
+/// The caller guarantees: one `put` at a time for one block; a location is only passed to the tier
+/// that made it. The implementer must: never return bytes of another block or length as a hit (what
+/// it cannot vouch for is a `Miss`; the caller verifies the checksums all the same); own every buffer
+/// until the I/O on it is over, also when the returned future is dropped; answer every call in
+/// bounded time. After an error the tier stays usable for other blocks.
+pub trait BlockStore: Debug + Send + Sync + 'static {
+    /// Which tier this is: nvme or object.
+    fn tier(&self) -> Tier;
+
+    /// Copies a block in. When it returns, the block is readable and, for nvme, synced and indexed.
+    fn put<'a>(&'a self, block: Outgoing) -> BoxFuture<'a, Result<Location>>;
+
+    /// Reads a block into `into`, whose length is that of the block.
+    fn get<'a>(&'a self, wanted: Wanted, into: BlockWriter) -> BoxFuture<'a, Result<Load>>;
+
+    /// Forgets a block, for good: it does not come back with a restart. Absent blocks are a success.
+    fn remove<'a>(&'a self, wanted: Wanted) -> BoxFuture<'a, Result<()>>;
+
+    /// What it holds now.
+    fn usage(&self) -> StoreUsage;
+
+    /// Finishes what was accepted and stops. Later calls fail with `Unavailable`; closing twice is a
+    /// success.
+    fn close<'a>(&'a self) -> BoxFuture<'a, Result<()>>;
+}

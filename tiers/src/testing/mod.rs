@@ -1,0 +1,1 @@
+//! Doubles and the conformance suite of colder tiers.
