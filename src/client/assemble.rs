@@ -4,7 +4,7 @@
 //! sink only when all its parts are complete and verified; anything else about it is one miss. A
 //! stream that leaves the order is a broken contract and ends the get: nothing is guessed.
 
-use std::ops::Range;
+use std::ops::{AddAssign, Range};
 
 use bytes::Bytes;
 use kvstrata_proto::v1;
@@ -112,16 +112,6 @@ impl GetSummary {
         self.dram + self.nvme + self.object
     }
 
-    /// Adds what another request of the same get delivered.
-    pub(super) fn add(&mut self, other: Self) {
-        self.dram += other.dram;
-        self.nvme += other.nvme;
-        self.object += other.object;
-        self.bytes += other.bytes;
-        self.missed += other.missed;
-        self.corrupt_here += other.corrupt_here;
-    }
-
     fn count(&mut self, tier: Tier, bytes: usize) {
         match tier {
             Tier::Dram => self.dram += 1,
@@ -129,6 +119,17 @@ impl GetSummary {
             Tier::Object => self.object += 1,
         }
         self.bytes += bytes as u64;
+    }
+}
+
+impl AddAssign for GetSummary {
+    fn add_assign(&mut self, other: Self) {
+        self.dram += other.dram;
+        self.nvme += other.nvme;
+        self.object += other.object;
+        self.bytes += other.bytes;
+        self.missed += other.missed;
+        self.corrupt_here += other.corrupt_here;
     }
 }
 

@@ -58,7 +58,7 @@ impl Handle {
         let mut total = GetSummary::default();
         for (base, slice) in hashes.chunks(self.limits().get_blocks_max) {
             let summary = self.get_slice((base, slice), &parts, &options, until, sink).await?;
-            total.add(summary);
+            total += summary;
             if options.stop_at_miss && total.missed > 0 {
                 break;
             }

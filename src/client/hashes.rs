@@ -32,6 +32,13 @@ impl HashList {
         Self { packed: packed.into(), hash_bytes: HASH_BYTES_MAX }
     }
 
+    /// Takes `packed` as full 32-byte hashes; a short tail is cut off.
+    #[must_use]
+    pub fn of_full(mut packed: Bytes) -> Self {
+        packed.truncate(packed.len() / HASH_BYTES_MAX * HASH_BYTES_MAX);
+        Self { packed, hash_bytes: HASH_BYTES_MAX }
+    }
+
     /// How many hashes there are.
     #[must_use]
     pub fn len(&self) -> usize {
