@@ -11,4 +11,5 @@ mod client;
 mod fake;
 mod plan;
 mod shared_data;
+mod tidy;
 mod traces;

@@ -17,6 +17,7 @@
 //!
 //! Synchronous but for [`Stack::get`] of blocks that are not in dram. No lock is held across I/O.
 
+mod claim;
 mod context;
 mod cost;
 mod load;
@@ -178,7 +179,7 @@ impl Stack {
         parts: &[u32],
         deadline: Instant,
     ) -> Result<Fetch> {
-        put::check_parts(namespace, parts)?;
+        claim::check_parts(namespace, parts)?;
         let at = self.shared.map.hashed(namespace.index(), hash);
         let fetch = match self.shared.read(namespace, at) {
             load::Read::Dram(block) => Fetch::Hit(block),

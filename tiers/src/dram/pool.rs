@@ -104,6 +104,11 @@ impl Pool {
         self.state.lock().reclaimed_extents
     }
 
+    /// Bytes of one extent.
+    pub(crate) fn extent_bytes(&self) -> u64 {
+        self.extent_bytes
+    }
+
     /// The longest block that fits into an extent.
     pub(crate) fn block_bytes_max(&self) -> u64 {
         self.extent_bytes.min(BLOCK_BYTES_MAX)

@@ -1,7 +1,8 @@
 //! The pollution bound: what one put context may take from others before it is read.
 //!
 //! A *context* is a chain of put batches: a batch whose parent block is unread belongs to the context
-//! that stored the parent, any other batch starts a new one. Free memory is anybody's; but to evict
+//! that stored the parent, and one that goes on where a batch ended, stored or refused, to the
+//! context of that batch; any other batch starts a new one. Free memory is anybody's; but to evict
 //! blocks of others, a context has an allowance of a share of dram. What it took counts until its own
 //! blocks are read or evicted. Past the allowance its blocks are refused: the head of a context that
 //! is longer than the allowance stays, and so does everybody else's working set.
@@ -13,20 +14,36 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
+use crate::block::BlockKey;
+
 /// Names a context; 0 is none.
 pub(crate) type ContextId = u32;
+
+/// What is known of the block before a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parent {
+    /// The batch starts a chain, or does not say.
+    None,
+    /// It is in the map, unread in this context (0: read).
+    Present(ContextId),
+    /// It is not in the map.
+    Absent(BlockKey),
+}
 
 #[derive(Debug, Default)]
 struct Context {
     taken_bytes: u64,
     /// Batches that are open plus blocks that are unread.
     holders: u64,
+    /// The last block of the latest batch.
+    tail: Option<BlockKey>,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     last: ContextId,
     open: HashMap<ContextId, Context>,
+    by_tail: HashMap<BlockKey, ContextId>,
 }
 
 /// All contexts that have an open batch or an unread block.
@@ -41,11 +58,25 @@ impl Contexts {
         Self { table: Mutex::default(), allowance_bytes }
     }
 
-    /// Opens a batch in the context of its parent, or in a new one.
-    pub(crate) fn join(&self, parent: ContextId) -> ContextId {
+    /// Opens a batch that ends with `tail`, in the context of its parent or in a new one.
+    pub(crate) fn join(&self, parent: Parent, tail: Option<BlockKey>) -> ContextId {
         let mut table = self.table.lock();
-        let id = if table.open.contains_key(&parent) { parent } else { table.next_id() };
-        table.open.entry(id).or_default().holders += 1;
+        let known = match parent {
+            Parent::None => None,
+            Parent::Present(context) => Some(context),
+            Parent::Absent(key) => table.by_tail.get(&key).copied(),
+        };
+        let known = known.filter(|id| table.open.contains_key(id));
+        let id = known.unwrap_or_else(|| table.next_id());
+        let context = table.open.entry(id).or_default();
+        context.holders += 1;
+        let former = std::mem::replace(&mut context.tail, tail);
+        if let Some(former) = former {
+            table.by_tail.remove(&former);
+        }
+        if let Some(tail) = tail {
+            table.by_tail.insert(tail, id);
+        }
         id
     }
 
@@ -62,8 +93,11 @@ impl Contexts {
         let Some(context) = table.open.get_mut(&id) else { return };
         context.taken_bytes = context.taken_bytes.saturating_sub(bytes);
         context.holders = context.holders.saturating_sub(1);
-        if context.holders == 0 {
-            table.open.remove(&id);
+        if context.holders == 0
+            && let Some(tail) = table.open.remove(&id).and_then(|context| context.tail)
+            && table.by_tail.get(&tail) == Some(&id)
+        {
+            table.by_tail.remove(&tail);
         }
     }
 
@@ -103,30 +137,37 @@ impl Table {
 mod tests {
     use super::*;
 
+    fn key(byte: u8) -> BlockKey {
+        BlockKey { namespace: 0, hash: crate::block::BlockHash::from_array([byte; 32]) }
+    }
+
     #[test]
     fn batches_of_one_chain_share_an_allowance() {
         let contexts = Contexts::new(100);
-        let first = contexts.join(0);
+        let first = contexts.join(Parent::None, Some(key(1)));
         contexts.took(first, 90);
         contexts.hold(first);
         contexts.let_go(first, 0);
-        let second = contexts.join(first);
-        assert_eq!(first, second);
-        assert!(contexts.may_take(second, 10) && !contexts.may_take(second, 11));
-        let other = contexts.join(0);
-        assert!(other != first && contexts.may_take(other, 100));
+        let stored_parent = contexts.join(Parent::Present(first), Some(key(2)));
+        let refused_parent = contexts.join(Parent::Absent(key(2)), Some(key(3)));
+        assert_eq!((stored_parent, refused_parent), (first, first));
+        assert!(contexts.may_take(first, 10) && !contexts.may_take(first, 11));
+        for parent in [Parent::None, Parent::Present(0), Parent::Absent(key(1))] {
+            let other = contexts.join(parent, None);
+            assert!(other != first && contexts.may_take(other, 100), "{parent:?}");
+        }
     }
 
     #[test]
     fn reading_gives_the_allowance_back_and_nothing_is_left() {
         let contexts = Contexts::new(100);
-        let id = contexts.join(0);
+        let id = contexts.join(Parent::None, Some(key(1)));
         contexts.took(id, 100);
         contexts.hold(id);
         contexts.let_go(id, 40);
         assert!(contexts.may_take(id, 40) && !contexts.may_take(id, 41));
         contexts.let_go(id, 0);
-        assert_eq!(contexts.len(), 0);
+        assert_eq!((contexts.len(), contexts.table.lock().by_tail.len()), (0, 0));
         assert!(contexts.may_take(0, u64::MAX), "no context, no bound");
     }
 }

@@ -50,9 +50,8 @@ impl Costs {
         measured.nanos.fetch_add(nanos, Ordering::Relaxed);
         if total > WINDOW_BYTES {
             measured.bytes.store(total / 2, Ordering::Relaxed);
-            let _ = measured
-                .nanos
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |nanos| Some(nanos / 2));
+            let nanos = measured.nanos.load(Ordering::Relaxed);
+            measured.nanos.store(nanos / 2, Ordering::Relaxed);
         }
     }
 

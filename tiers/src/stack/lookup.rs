@@ -98,6 +98,9 @@ impl Shared {
                 break;
             }
         }
+        if !ask.sparse {
+            builder.sparse.clear();
+        }
         let mut answer = builder.answer(asked);
         if let Some(bytes_max) = ask.pin_bytes_max {
             self.pin(&mut answer, &keys, bytes_max);

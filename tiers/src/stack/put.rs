@@ -9,14 +9,18 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use super::{ContextId, Shared};
+use super::{
+    ContextId, Shared,
+    claim::{check_offer, claim_known, claim_parts, join},
+    context::Parent,
+};
 use crate::{
     block::{BlockHash, Hashes},
     checksum::part_checksum,
-    dram::{BlockWriter, Payload, seal, slot_bytes},
+    dram::{BlockWriter, slot_bytes},
     error::{Error, ErrorKind, Result},
     limits::RETRY_AFTER_PINNED,
-    map::{BatchId, Checksums, Entry, Hashed, Map, Shard, StagedPart, Staging, stored},
+    map::{BatchId, Entry, Hashed, Map, Shard, StagedPart, Staging, stored},
     namespace::Namespace,
     tier::Tier,
 };
@@ -131,14 +135,20 @@ impl PutBatch {
             [] => (0..declared).collect(),
             some => some.to_vec(),
         };
-        let parent = offer.parent.map(|hash| shared.map.hashed(namespace.index(), hash));
-        let parent = parent
-            .and_then(|at| shared.map.with(at, |shard| shard.entry(at).map(|entry| entry.context)));
+        let index = namespace.index();
+        let parent = match offer.parent.map(|hash| shared.map.hashed(index, hash)) {
+            None => Parent::None,
+            Some(at) => shared.map.with(at, |shard| match shard.entry(at) {
+                Some(entry) => Parent::Present(entry.context),
+                None => Parent::Absent(at.key),
+            }),
+        };
+        let tail = offer.hashes.iter().next_back().map(|hash| shared.map.hashed(index, hash).key);
         let mut batch = Self {
             shared: Arc::clone(shared),
             namespace: Arc::clone(namespace),
             id: shared.next_batch(),
-            context: shared.contexts.join(parent.unwrap_or(0)),
+            context: shared.contexts.join(parent, tail),
             positions: Vec::with_capacity(offer.hashes.len()),
             claims: Vec::with_capacity(offer.hashes.len()),
             open: HashMap::new(),
@@ -484,118 +494,4 @@ impl Writing {
         self.written = end;
         Ok(())
     }
-}
-
-fn claim_known(entry: &mut Entry, id: BatchId, parts: &[u32], sums: &[u64], len: u32) -> Claim {
-    let same_sums = |known: &dyn Fn(usize) -> Option<u64>| {
-        parts.iter().zip(sums).all(|(part, sum)| {
-            usize::try_from(*part).ok().and_then(known).is_none_or(|known| known == *sum)
-        })
-    };
-    let Some(staging) = entry.staging.as_mut() else {
-        let same = entry.len == len && same_sums(&|part| entry.checksums.get(part));
-        return if same { Claim::Duplicate } else { Claim::Differs };
-    };
-    let of = |staging: &Staging, part: u32| match staging
-        .parts
-        .get(usize::try_from(part).unwrap_or(usize::MAX))
-    {
-        Some(StagedPart::Absent(_)) => None,
-        Some(StagedPart::Done(_, sum)) => Some(Some(*sum)),
-        Some(StagedPart::Claimed(..)) | None => Some(None),
-    };
-    if entry.len != len {
-        return Claim::Pending;
-    }
-    let states: Vec<_> = parts.iter().map(|part| of(staging, *part)).collect();
-    if states.iter().all(Option::is_none) {
-        claim_parts(staging, id, parts);
-        return Claim::Wanted;
-    }
-    if states.iter().any(|state| !matches!(state, Some(Some(_)))) {
-        return Claim::Pending;
-    }
-    let known = |part: usize| match staging.parts.get(part) {
-        Some(StagedPart::Done(_, sum)) => Some(*sum),
-        Some(StagedPart::Absent(_) | StagedPart::Claimed(..)) | None => None,
-    };
-    if same_sums(&known) { Claim::Duplicate } else { Claim::Differs }
-}
-
-fn claim_parts(staging: &mut Staging, id: BatchId, parts: &[u32]) {
-    for part in parts {
-        let part = usize::try_from(*part).unwrap_or(usize::MAX);
-        if let Some(place) = staging.parts.get_mut(part) {
-            let writer = match place {
-                StagedPart::Absent(writer) => writer.take(),
-                StagedPart::Claimed(..) | StagedPart::Done(..) => continue,
-            };
-            *place = StagedPart::Claimed(id, writer);
-        }
-    }
-}
-
-/// Seals a complete block.
-fn join(staging: Staging, len: u32) -> Option<(Payload, Checksums)> {
-    let mut writers = Vec::with_capacity(staging.parts.len());
-    let mut sums = Vec::with_capacity(staging.parts.len());
-    for part in staging.parts {
-        match part {
-            StagedPart::Done(writer, sum) => {
-                writers.push(writer);
-                sums.push(sum);
-            }
-            StagedPart::Absent(_) | StagedPart::Claimed(..) => return None,
-        }
-    }
-    Some((seal(writers, len).ok()?, Checksums::new(sums)))
-}
-
-/// Refuses parts that the namespace does not declare, or that are named twice.
-pub(super) fn check_parts(namespace: &Namespace, parts: &[u32]) -> Result<()> {
-    let declared = namespace.layout().parts().len();
-    for part in parts {
-        if usize::try_from(*part).map_or(true, |part| part >= declared) {
-            return Err(Error::invalid(format!(
-                "parts: {part} given, 0 to {} declared by the namespace",
-                declared - 1
-            )));
-        }
-    }
-    if !parts.is_sorted_by(|a, b| a < b) {
-        return Err(Error::invalid(format!(
-            "parts: {parts:?} given, ascending without repetition required"
-        )));
-    }
-    Ok(())
-}
-
-fn check_offer(shared: &Shared, namespace: &Namespace, offer: &Offer<'_>) -> Result<()> {
-    check_parts(namespace, offer.parts)?;
-    let layout = namespace.layout();
-    let blocks = offer.hashes.len();
-    let parts = if offer.parts.is_empty() { layout.parts().len() } else { offer.parts.len() };
-    if !offer.checksums.is_empty() && offer.checksums.len() != blocks * parts {
-        return Err(Error::invalid(format!(
-            "checksums: {} given, 0 or {} required (blocks times parts)",
-            offer.checksums.len(),
-            blocks * parts
-        )));
-    }
-    let lengths = if layout.is_opaque() { blocks } else { 0 };
-    if offer.lengths.len() != lengths {
-        return Err(Error::invalid(format!(
-            "lengths: {} given, {lengths} required (one for each block of an opaque namespace)",
-            offer.lengths.len()
-        )));
-    }
-    let max = shared.pool.block_bytes_max().min(u64::from(layout.bytes_max()));
-    let longest = offer.lengths.iter().copied().map(u64::from).max();
-    let longest = longest.unwrap_or_else(|| layout.block_bytes());
-    if longest > max || offer.lengths.contains(&0) {
-        return Err(Error::invalid(format!(
-            "lengths: {longest} bytes given, 1 to {max} allowed by the namespace and the dram extents"
-        )));
-    }
-    Ok(())
 }

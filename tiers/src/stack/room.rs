@@ -1,6 +1,6 @@
 //! Making room: whose memory an incoming block gets.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::{ContextId, Shared};
 use crate::{
@@ -11,19 +11,27 @@ use crate::{
 
 /// How often a put may lose a freed slot to another before it is refused.
 const TRIES_MAX: usize = 64;
-/// One in so many evictions looks whether another size has colder blocks; looking visits all extents.
-const LOOK_ELSEWHERE_EVERY: u32 = 64;
 /// How many extents of other sizes may turn out to be pinned before we give up.
 const RECLAIM_TRIES: usize = 4;
 
-/// When to look at other sizes.
+/// When to look whether another size has colder blocks. Looking visits all extents, so it is done
+/// once for an extent's worth of evictions; and again at once while it finds something, so that a
+/// size that grows does not evict its own blocks meanwhile.
 #[derive(Debug, Default)]
-pub(crate) struct Cadence(AtomicU32);
+pub(crate) struct Cadence {
+    evictions: AtomicU32,
+    found: AtomicBool,
+}
 
 impl Cadence {
-    fn is_due(&self) -> bool {
-        // Relaxed: a count that nothing depends on.
-        self.0.fetch_add(1, Ordering::Relaxed).is_multiple_of(LOOK_ELSEWHERE_EVERY)
+    // Relaxed throughout: hints that nothing depends on.
+    fn is_due(&self, slots_per_extent: u64) -> bool {
+        let evictions = u64::from(self.evictions.fetch_add(1, Ordering::Relaxed));
+        self.found.load(Ordering::Relaxed) || evictions.is_multiple_of(slots_per_extent.max(1))
+    }
+
+    fn note(&self, found: bool) {
+        self.found.store(found, Ordering::Relaxed);
     }
 }
 
@@ -70,13 +78,18 @@ impl Shared {
     /// Frees memory for a block of `slot_bytes`: its own size's coldest block, or another size's
     /// coldest extent if that is older.
     fn evict_for(&self, slot_bytes: usize, context: ContextId) -> bool {
-        if !self.contexts.may_take(context, u64::try_from(slot_bytes).unwrap_or(u64::MAX)) {
+        let bytes = u64::try_from(slot_bytes).unwrap_or(u64::MAX);
+        if !self.contexts.may_take(context, bytes) {
             return false;
         }
         let own = self.map.coldest(Some(slot_bytes));
-        let look_elsewhere = own.is_none() || (self.pool.classes() > 1 && self.cadence.is_due());
-        if look_elsewhere && self.reclaim_elsewhere(slot_bytes, own.map(|(age, _)| age), context) {
-            return true;
+        let slots = self.pool.extent_bytes() / bytes;
+        if own.is_none() || (self.pool.classes() > 1 && self.cadence.is_due(slots)) {
+            let found = self.reclaim_elsewhere(slot_bytes, own.map(|(age, _)| age), context);
+            self.cadence.note(found);
+            if found {
+                return true;
+            }
         }
         let Some((_, coldest)) = own else { return false };
         if self.evict_in(coldest, slot_bytes, context) {

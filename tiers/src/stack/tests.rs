@@ -1,1 +1,235 @@
-//! Tests
+//! Stories about one stack. Each block's bytes are made from its number, so any read can be checked.
+
+mod chaos;
+mod cold;
+mod eviction;
+mod putting;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::*;
+use crate::{
+    limits::MIB,
+    testing::{Fixture, block_bytes, hash_of, pack},
+};
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(5)
+}
+
+async fn get(fixture: &Fixture, namespace: &Arc<Namespace>, number: u64) -> Fetch {
+    fixture.stack.get(namespace, hash_of(number), &[], soon()).await.unwrap()
+}
+
+/// Whether the block is here; panics if it is here with a wrong byte.
+async fn has(fixture: &Fixture, namespace: &Arc<Namespace>, number: u64) -> bool {
+    match get(fixture, namespace, number).await {
+        Fetch::Hit(block) => {
+            for (part, spec) in (0..).zip(namespace.layout().parts()) {
+                let expected = block_bytes(namespace, number, part, spec.bytes as usize);
+                assert!(block.part(part).unwrap().as_ref() == expected, "wrong bytes: {number}");
+            }
+            true
+        }
+        Fetch::Miss => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn look(fixture: &Fixture, namespace: &Namespace, numbers: &[u64], ask: Ask) -> Answer {
+    fixture.stack.lookup(namespace, Hashes::new(&pack(numbers), 32).unwrap(), ask)
+}
+
+fn prefix(fixture: &Fixture, namespace: &Namespace, numbers: &[u64]) -> u32 {
+    look(fixture, namespace, numbers, Ask::default()).prefix_blocks
+}
+
+fn lease(fixture: &Fixture, namespace: &Namespace, numbers: &[u64]) -> Answer {
+    look(fixture, namespace, numbers, Ask { sparse: false, pin_bytes_max: Some(u64::MAX) })
+}
+
+/// Nothing is pinned, staged or under way.
+fn assert_quiet(fixture: &Fixture) {
+    assert_eq!(fixture.stack.usage().staging_bytes, 0);
+    assert_eq!(fixture.stack.shared.flights.len(), 0);
+}
+
+#[tokio::test]
+async fn what_was_put_is_found_and_read() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[4096, 100]).unwrap();
+    assert_eq!(fixture.put(&namespace, &[1, 2, 3]).unwrap(), 3);
+    let answer = look(&fixture, &namespace, &[1, 2, 3, 4], Ask::default());
+    assert_eq!(answer.prefix_blocks, 3);
+    assert_eq!(
+        answer.runs,
+        [crate::tier::Run { start: 0, end: 3, tier: Tier::Dram, pending: false, bytes: 3 * 4196 }]
+    );
+    assert_eq!(answer.counts.to_array(), [3, 0, 0, 0, 1]);
+    for number in 1..=3 {
+        assert!(has(&fixture, &namespace, number).await);
+    }
+    assert!(!has(&fixture, &namespace, 4).await);
+    assert_quiet(&fixture);
+}
+
+#[tokio::test]
+async fn a_gap_breaks_the_prefix_and_sparse_shows_what_is_behind() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    fixture.put(&namespace, &[1, 2, 4, 5]).unwrap();
+    let answer = look(&fixture, &namespace, &[1, 2, 3, 4, 5, 6], Ask::default());
+    assert_eq!((answer.prefix_blocks, answer.sparse.len()), (2, 0));
+    let ask = Ask { sparse: true, pin_bytes_max: None };
+    let answer = look(&fixture, &namespace, &[1, 2, 3, 4, 5, 6], ask);
+    assert_eq!((answer.sparse[0].start, answer.sparse[0].end), (3, 5));
+    assert_eq!(answer.counts.to_array(), [2, 0, 0, 0, 4]);
+}
+
+#[tokio::test]
+async fn long_lookups_find_prefixes_of_every_length() {
+    let fixture = Fixture::new(16 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    let numbers: Vec<u64> = (0..20_000).collect();
+    for kept in [0, 1, 255, 256, 257, 1279, 1280, 5000, 20_000] {
+        fixture.put(&namespace, &numbers[..kept]).unwrap();
+        assert_eq!(prefix(&fixture, &namespace, &numbers), kept as u32);
+    }
+}
+
+#[tokio::test]
+async fn namespaces_share_nothing() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let a = fixture.namespace("a", &[64]).unwrap();
+    let b = fixture.namespace("b", &[64]).unwrap();
+    fixture.put(&a, &[1]).unwrap();
+    assert_eq!((prefix(&fixture, &a, &[1]), prefix(&fixture, &b, &[1])), (1, 0));
+    assert!(!has(&fixture, &b, 1).await);
+    assert_eq!(fixture.put(&b, &[1]).unwrap(), 1);
+    assert!(has(&fixture, &a, 1).await && has(&fixture, &b, 1).await);
+}
+
+#[tokio::test]
+async fn removed_blocks_are_gone_but_a_holder_reads_on() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[4096]).unwrap();
+    fixture.put(&namespace, &[1, 2]).unwrap();
+    let pinned = lease(&fixture, &namespace, &[1]);
+    let packed = pack(&[1, 3]);
+    let removed = fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await;
+    assert_eq!((removed, prefix(&fixture, &namespace, &[1])), (1, 0));
+    assert_eq!(pinned.pins[0].contents().as_ref(), block_bytes(&namespace, 1, 0, 4096));
+    assert_eq!(fixture.stack.usage().staging_bytes, 4096);
+    fixture.stack.unpin(pinned.pins);
+    assert_quiet(&fixture);
+    assert_eq!(fixture.put(&namespace, &[1]).unwrap(), 1);
+    let counters = namespace.counters();
+    assert_eq!(counters.blocks.load(Ordering::Relaxed), 2);
+    assert_eq!(counters.bytes.load(Ordering::Relaxed), 8192);
+}
+
+#[tokio::test]
+async fn a_damaged_block_is_quarantined_and_reported() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[4096]).unwrap();
+    fixture.put(&namespace, &[1, 2]).unwrap();
+    let feed = fixture.stack.subscribe();
+    drain(&feed);
+    // The sum in the map stands for the bytes: changing either must be noticed.
+    let at = fixture.stack.shared.map.hashed(namespace.index(), hash_of(1));
+    fixture.stack.shared.map.with(at, |shard| {
+        let id = shard.find(at).unwrap();
+        shard.get_mut(id).unwrap().checksums = crate::map::Checksums::One(1);
+    });
+    assert!(matches!(get(&fixture, &namespace, 1).await, Fetch::Corrupt));
+    assert!(matches!(get(&fixture, &namespace, 1).await, Fetch::Miss));
+    assert!(has(&fixture, &namespace, 2).await);
+    let events = drain(&feed);
+    assert_eq!(events, [crate::event::TierEvent::Removed { key: at.key, tier: Tier::Dram }]);
+    assert_eq!(fixture.stack.usage().corrupt, 1);
+    assert_quiet(&fixture);
+    assert_eq!(fixture.put(&namespace, &[1]).unwrap(), 1);
+    assert!(has(&fixture, &namespace, 1).await);
+}
+
+/// All events of all shards; resyncs count as nothing.
+fn drain(feed: &EventFeed) -> Vec<crate::event::TierEvent> {
+    let shards = 0..feed.shards();
+    shards
+        .flat_map(|shard| match feed.drain(shard) {
+            crate::event::Drained::Events(events) => events,
+            crate::event::Drained::Resync(_) => Vec::new(),
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn events_follow_what_happened_and_overflow_asks_for_a_resync() {
+    use crate::event::{Drained, TierEvent};
+    let fixture = Fixture::new(64 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    fixture.put(&namespace, &[1]).unwrap();
+    let feed = fixture.stack.subscribe();
+    let shards = || 0..feed.shards();
+    let first: Vec<_> = shards().map(|shard| feed.drain(shard)).collect();
+    let known = first.iter().map(|drained| match drained {
+        Drained::Resync(blocks) => blocks.len(),
+        Drained::Events(_) => panic!("the first drain is a resync"),
+    });
+    assert_eq!(known.sum::<usize>(), 1);
+    fixture.put(&namespace, &[2]).unwrap();
+    let packed = pack(&[2]);
+    fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await;
+    let key = fixture.stack.shared.map.hashed(namespace.index(), hash_of(2)).key;
+    let tier = Tier::Dram;
+    let expected = [TierEvent::Stored { key, tier }, TierEvent::Removed { key, tier }];
+    assert_eq!(drain(&feed), expected);
+    // More than all rings together hold, without reading.
+    let many: Vec<u64> = (10..600_000).collect();
+    for batch in many.chunks(65_536) {
+        fixture.put(&namespace, batch).unwrap();
+    }
+    let resynced = shards().map(|shard| match feed.drain(shard) {
+        Drained::Resync(blocks) => blocks.len(),
+        Drained::Events(_) => 0,
+    });
+    let resynced = resynced.sum::<usize>();
+    assert_eq!(resynced as u64, fixture.stack.usage().dram_blocks, "nothing is forgotten");
+    assert!(resynced > 500_000, "{resynced}");
+}
+
+#[tokio::test]
+async fn descriptions_are_kept_as_the_namespace_allows() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    fixture.put(&namespace, &[1, 2]).unwrap();
+    let packed = pack(&[1, 2, 3]);
+    let tokens: Vec<u32> = (0..48).collect();
+    let chain = |tokens| Chain {
+        hashes: Hashes::new(&packed, 32).unwrap(),
+        parent: Some(hash_of(0)),
+        position: 7,
+        tokens,
+        lora_name: "l",
+    };
+    assert_eq!(fixture.stack.describe(&namespace, chain(&tokens)).unwrap(), 2);
+    let second = fixture.stack.description(&namespace, hash_of(2)).unwrap();
+    assert_eq!((second.parent, second.position), (Some(hash_of(1)), 8));
+    assert_eq!(second.tokens, (16..32).collect::<Vec<u32>>());
+    let error = fixture.stack.describe(&namespace, chain(&tokens[..5])).unwrap_err();
+    assert!(error.to_string().contains("tokens: 5 given, 0 or 48 required"), "{error}");
+}
+
+#[tokio::test]
+async fn a_full_map_evicts_the_coldest_block_whatever_its_size() {
+    let fixture = Fixture::with_index(8 * MIB, 1000, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    let numbers: Vec<u64> = (0..1500).collect();
+    for number in &numbers {
+        assert_eq!(fixture.put(&namespace, &[*number]).unwrap(), 1);
+    }
+    assert_eq!(fixture.stack.usage().index_blocks, 1000);
+    assert!(!has(&fixture, &namespace, 499).await && has(&fixture, &namespace, 500).await);
+}

@@ -1,0 +1,16 @@
+# The image of one kvstrata node: the binary and the C library it needs, nothing else.
+FROM rust:1.95-bookworm AS builder
+WORKDIR /build
+COPY . .
+# The cache mounts outlive the build, so a changed source file does not recompile every crate.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/build/target \
+    cargo build --release --locked --bin kvstrata \
+    && install -D -m 0755 target/release/kvstrata /out/kvstrata
+
+FROM gcr.io/distroless/cc-debian12:nonroot
+COPY --from=builder /out/kvstrata /usr/bin/kvstrata
+USER 65532:65532
+EXPOSE 9400 9401
+ENTRYPOINT ["/usr/bin/kvstrata"]
+CMD ["serve"]

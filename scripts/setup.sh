@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Installs what a build needs beside a Rust toolchain, or says what is missing.
+#
+#   scripts/setup.sh           what building and running need
+#   scripts/setup.sh --tests   also what the tests need
+#
+# Does nothing and takes no time when nothing is missing. Installs on Debian and Ubuntu as root;
+# elsewhere it lists what to install and fails.
+set -euo pipefail
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+has_c_compiler() {
+  printf '#include <stdlib.h>\nint main(void) { return 0; }\n' \
+    | cc -x c -o /dev/null - 2>/dev/null
+}
+
+has_cxx_compiler() {
+  printf '#include <vector>\nint main() { return 0; }\n' \
+    | c++ -x c++ -o /dev/null - 2>/dev/null
+}
+
+# The tests need Python 3.11 or newer with the modules that Debian packages apart.
+has_python() {
+  python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+check_rust() {
+  if ! cargo --version >/dev/null 2>&1; then
+    say 'no Rust toolchain: install Rust 1.95 or newer with rustup, then run this again'
+    exit 1
+  fi
+}
+
+# Prints the Debian packages that are missing, one a line.
+missing_packages() {
+  if ! has_c_compiler || ! has_cxx_compiler; then
+    echo build-essential
+  fi
+  # Without them neither cargo nor pip can verify what it downloads.
+  if command -v apt-get >/dev/null && [[ ! -e ${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt} ]]; then
+    echo ca-certificates
+  fi
+  if [[ $tests == yes ]]; then
+    has_python || printf '%s\n' python3 python3-venv
+    command -v git >/dev/null || echo git
+  fi
+}
+
+install_packages() {
+  if ! command -v apt-get >/dev/null; then
+    say "not a Debian or Ubuntu machine. Install by hand what these packages hold: $*"
+    exit 1
+  fi
+  if [[ $(id -u) -ne 0 ]]; then
+    say "not root. Ask for, or run: apt-get update && apt-get install $*"
+    exit 1
+  fi
+  say "installing: $*"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+tests=no
+case "${1-}" in
+  '') ;;
+  --tests) tests=yes ;;
+  *)
+    say "unknown argument: $1 (only --tests is known)"
+    exit 64
+    ;;
+esac
+
+check_rust
+mapfile -t missing < <(missing_packages)
+if ((${#missing[@]} > 0)); then
+  install_packages "${missing[@]}"
+  mapfile -t missing < <(missing_packages)
+  if ((${#missing[@]} > 0)); then
+    say "still missing after the installation: ${missing[*]} (Python 3.11 or newer is needed)"
+    exit 1
+  fi
+fi

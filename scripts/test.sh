@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Runs every check there is, cheap ones first, and stops at the first that fails.
+#
+# One cargo profile (dev) for everything, so that nothing is compiled twice. At the end, also after
+# a failure, it prints what each part took and which tests could not run for lack of shared data:
+# those say so on stderr. KVSTRATA_SHARED_DATA names another place to look for it.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+skip_mark='SKIPPED (no shared data): '
+test_errors="$(mktemp)"
+
+parts=()
+running=''
+started=0
+
+# part NAME COMMAND...: runs one part and notes its time.
+part() {
+  running=$1
+  started=$SECONDS
+  shift
+  printf '\n==== %s: %s\n' "$running" "$*"
+  "$@"
+  parts+=("$(printf '%6d s  %s' $((SECONDS - started)) "$running")")
+  running=''
+}
+
+summary() {
+  local code=$?
+  printf '\n==== summary\n'
+  if ((${#parts[@]} > 0)); then
+    printf '%s\n' "${parts[@]}"
+  fi
+  if [[ -n $running ]]; then
+    printf '%6d s  %s FAILED\n' $((SECONDS - started)) "$running"
+  fi
+  local skipped
+  mapfile -t skipped < <(grep --text -F "$skip_mark" "$test_errors" | sed "s/.*$skip_mark//" | sort -u)
+  rm -f "$test_errors"
+  if ((${#skipped[@]} > 0)); then
+    printf '\n!!!! NOT RUN for lack of shared data (%d):\n' "${#skipped[@]}"
+    printf '!!!!   %s\n' "${skipped[@]}"
+  fi
+  if ((code == 0)); then
+    printf '\nAll parts passed.\n'
+  else
+    printf '\nNot all parts passed.\n'
+  fi
+}
+trap summary EXIT
+
+lint_scripts() {
+  .venv/bin/shellcheck scripts/*.sh .ci/run
+  .venv/bin/ruff check --quiet --no-cache .
+  .venv/bin/ruff format --quiet --no-cache --check .
+}
+
+# Keeps a copy of stderr, where tests say that they were skipped.
+tests() {
+  { cargo test --workspace --locked 2>&1 1>&3 | tee "$test_errors" >&2; } 3>&1
+}
+
+docs() {
+  RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
+}
+
+part 'setup' scripts/setup.sh --tests
+part 'python tools' scripts/python-tools.sh
+part 'format' cargo fmt --all --check
+part 'scripts' lint_scripts
+part 'chart' .venv/bin/python integration/chart/check.py
+part 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
+part 'docs' docs
+part 'tests' tests

@@ -1,0 +1,179 @@
+//! Random histories against one promise: right bytes or nothing, and nothing left over.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const BLOCKS: u64 = 80;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Put { from: u64, count: u64, give_up_at: Option<usize> },
+    Open { from: u64, count: u64 },
+    WriteOpen { which: usize },
+    DropOpen { which: usize },
+    Lease { from: u64, count: u64 },
+    Unpin { which: usize },
+    Forget { which: usize },
+    Get { number: u64 },
+    Remove { number: u64 },
+    Large { number: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let block = || 0..BLOCKS;
+    let span = || 1..40_u64;
+    prop_oneof![
+        4 => (block(), span(), prop::option::of(0..40_usize))
+            .prop_map(|(from, count, give_up_at)| Step::Put { from, count, give_up_at }),
+        2 => (block(), span()).prop_map(|(from, count)| Step::Open { from, count }),
+        3 => (0..8_usize).prop_map(|which| Step::WriteOpen { which }),
+        1 => (0..8_usize).prop_map(|which| Step::DropOpen { which }),
+        2 => (block(), span()).prop_map(|(from, count)| Step::Lease { from, count }),
+        1 => (0..8_usize).prop_map(|which| Step::Unpin { which }),
+        1 => (0..8_usize).prop_map(|which| Step::Forget { which }),
+        4 => block().prop_map(|number| Step::Get { number }),
+        1 => block().prop_map(|number| Step::Remove { number }),
+        1 => block().prop_map(|number| Step::Large { number }),
+    ]
+}
+
+struct World {
+    fixture: Fixture,
+    namespace: Arc<Namespace>,
+    large: Arc<Namespace>,
+    open: Vec<(PutBatch, Vec<u64>, usize)>,
+    held: Vec<(u64, Vec<Pin>)>,
+}
+
+impl World {
+    fn new() -> Self {
+        // 32 blocks of the usual size: everything is under pressure all the time.
+        let fixture = Fixture::new(2 * MIB, Vec::new()).unwrap();
+        let namespace = fixture.namespace("m", &[32_768, 32_768]).unwrap();
+        let large = fixture.namespace("large", &[1 << 19]).unwrap();
+        Self { fixture, namespace, large, open: Vec::new(), held: Vec::new() }
+    }
+
+    async fn run(&mut self, step: Step) {
+        match step {
+            Step::Put { from, count, give_up_at } => self.put(from, count, give_up_at),
+            Step::Open { from, count } => {
+                let numbers: Vec<u64> = (from..from + count).collect();
+                let batch = self.fixture.offer(&self.namespace, &numbers, None).unwrap();
+                self.open.push((batch, numbers, 0));
+            }
+            Step::WriteOpen { which } => self.write_open(which),
+            Step::DropOpen { which } => {
+                if which < self.open.len() {
+                    drop(self.open.remove(which));
+                }
+            }
+            Step::Lease { from, count } => {
+                let numbers: Vec<u64> = (from..from + count).collect();
+                let answer = lease(&self.fixture, &self.namespace, &numbers);
+                assert!(answer.pins.len() <= answer.prefix_blocks as usize);
+                self.held.push((from, answer.pins));
+            }
+            Step::Unpin { which } => {
+                if which < self.held.len() {
+                    let (_, pins) = self.held.remove(which);
+                    self.fixture.stack.unpin(pins);
+                }
+            }
+            Step::Forget { which } => {
+                if which < self.held.len() {
+                    drop(self.held.remove(which));
+                }
+            }
+            Step::Get { number } => {
+                let fetch = get(&self.fixture, &self.namespace, number).await;
+                if let Fetch::Hit(_) = fetch {
+                    assert!(has(&self.fixture, &self.namespace, number).await);
+                }
+                assert!(!matches!(fetch, Fetch::Corrupt | Fetch::Timeout | Fetch::Busy));
+            }
+            Step::Remove { number } => {
+                let packed = pack(&[number]);
+                let hashes = Hashes::new(&packed, 32).unwrap();
+                self.fixture.stack.remove(&self.namespace, hashes).await;
+            }
+            Step::Large { number } => {
+                self.fixture.put(&self.large, &[number]).unwrap();
+            }
+        }
+        self.check_held();
+    }
+
+    fn put(&mut self, from: u64, count: u64, give_up_at: Option<usize>) {
+        let numbers: Vec<u64> = (from..from + count).collect();
+        let mut batch = self.fixture.offer(&self.namespace, &numbers, None).unwrap();
+        let claims = batch.claims().to_vec();
+        for (position, number) in numbers.iter().enumerate() {
+            if give_up_at == Some(position) {
+                return;
+            }
+            if claims[position] == Claim::Wanted {
+                for part in 0..2 {
+                    let at = (position as u32, *number);
+                    let done = self.fixture.write(&mut batch, &self.namespace, at, part).unwrap();
+                    if done == Some(PutOutcome::Refused) {
+                        break;
+                    }
+                }
+            }
+        }
+        batch.finish();
+    }
+
+    /// Writes one more part of a batch that stays open.
+    fn write_open(&mut self, which: usize) {
+        let Some((batch, numbers, written)) = self.open.get_mut(which) else { return };
+        let (position, part) = (*written / 2, (*written % 2) as u32);
+        *written += 1;
+        let Some(number) = numbers.get(position) else { return };
+        let at = (position as u32, *number);
+        // Errors are legal here: the position may not be wanted, or have been refused.
+        let _outcome = self.fixture.write(batch, &self.namespace, at, part);
+    }
+
+    /// No pinned byte ever changes.
+    fn check_held(&self) {
+        for (from, pins) in &self.held {
+            for (pin, number) in pins.iter().zip(*from..) {
+                let both = [0, 1].map(|part| block_bytes(&self.namespace, number, part, 32_768));
+                assert!(pin.contents().as_ref() == both.concat(), "pinned block {number} changed");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn every_history_ends_with_right_bytes_and_nothing_left(
+        steps in prop::collection::vec(step(), 1..60)
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let mut world = World::new();
+            for step in steps {
+                world.run(step).await;
+            }
+            // All clients die.
+            world.open.clear();
+            world.held.clear();
+            // Fragments of half-written blocks may stay; they make way for whole ones.
+            for number in 1000..1064 {
+                world.fixture.put(&world.namespace, &[number]).unwrap();
+            }
+            assert_quiet(&world.fixture);
+            let usage = world.fixture.stack.usage();
+            assert_eq!(usage.corrupt, 0);
+            for number in 1063 - 15..1064 {
+                assert!(has(&world.fixture, &world.namespace, number).await, "{number}");
+            }
+        });
+    }
+}

@@ -1,0 +1,204 @@
+//! Colder tiers: promotion, faults, deadlines; each fault is a miss and nothing else breaks.
+
+use super::*;
+use crate::testing::{Fault, Faulty, MemoryStore};
+
+struct Tiers {
+    fixture: Fixture,
+    namespace: Arc<Namespace>,
+    nvme: Arc<Faulty>,
+    object: Arc<Faulty>,
+}
+
+/// Room for 256 blocks over two colder tiers.
+fn tiers() -> Tiers {
+    let nvme = Arc::new(Faulty::new(Arc::new(MemoryStore::new(Tier::Nvme))));
+    let object = Arc::new(Faulty::new(Arc::new(MemoryStore::new(Tier::Object))));
+    let cold: Vec<Arc<dyn BlockStore>> =
+        vec![Arc::clone(&nvme) as Arc<dyn BlockStore>, Arc::clone(&object) as Arc<dyn BlockStore>];
+    let fixture = Fixture::new(MIB, cold).unwrap();
+    let namespace = fixture.namespace("m", &[2048, 2048]).unwrap();
+    Tiers { fixture, namespace, nvme, object }
+}
+
+impl Tiers {
+    async fn demote(&self, number: u64, tier: Tier) {
+        assert!(self.fixture.stack.demote(&self.namespace, hash_of(number), tier).await.unwrap());
+    }
+
+    /// Pushes everything out of dram.
+    fn press(&self) {
+        for number in 100_000..100_256 {
+            self.fixture.put(&self.namespace, &[number]).unwrap();
+        }
+    }
+
+    fn tier_of(&self, number: u64) -> Option<Tier> {
+        look(&self.fixture, &self.namespace, &[number], Ask::default()).runs.first().map(|r| r.tier)
+    }
+
+    /// Block 1 on both colder tiers, and not in dram.
+    async fn with_cold_block() -> Self {
+        let tiers = tiers();
+        tiers.fixture.put(&tiers.namespace, &[1, 2]).unwrap();
+        for tier in [Tier::Nvme, Tier::Object] {
+            tiers.demote(1, tier).await;
+        }
+        tiers.press();
+        assert_eq!(tiers.tier_of(1), Some(Tier::Nvme));
+        assert_eq!(tiers.tier_of(2), None);
+        tiers
+    }
+
+    async fn get(&self, number: u64) -> Fetch {
+        get(&self.fixture, &self.namespace, number).await
+    }
+}
+
+#[tokio::test]
+async fn an_evicted_block_stays_readable_on_its_colder_tier() {
+    let tiers = Tiers::with_cold_block().await;
+    let Fetch::Hit(block) = tiers.get(1).await else { panic!("it is on nvme") };
+    assert_eq!(block.tier(), Tier::Nvme);
+    assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
+    assert_eq!(tiers.tier_of(1), Some(Tier::Dram), "a load promotes");
+    drop(block);
+    assert_quiet(&tiers.fixture);
+    let counts = look(&tiers.fixture, &tiers.namespace, &[1, 2], Ask::default()).counts;
+    assert_eq!(counts.to_array(), [1, 0, 0, 0, 1]);
+}
+
+#[tokio::test]
+async fn a_damaged_copy_is_dropped_and_the_next_tier_serves() {
+    for fault in [Fault::BitFlip(3000), Fault::Torn] {
+        let tiers = Tiers::with_cold_block().await;
+        tiers.nvme.plan(&[fault]);
+        let Fetch::Hit(block) = tiers.get(1).await else { panic!("object has it: {fault:?}") };
+        assert_eq!(block.tier(), Tier::Object);
+        assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
+        assert_eq!(tiers.fixture.stack.usage().corrupt, 1);
+        assert_eq!(tiers.nvme.usage().blocks, 0, "the damaged copy is off its tier");
+    }
+}
+
+#[tokio::test]
+async fn damaged_everywhere_is_a_miss_and_heals_by_a_put() {
+    let tiers = Tiers::with_cold_block().await;
+    tiers.nvme.plan(&[Fault::BitFlip(0)]);
+    tiers.object.plan(&[Fault::BitFlip(4095)]);
+    assert!(matches!(tiers.get(1).await, Fetch::Corrupt));
+    assert!(matches!(tiers.get(1).await, Fetch::Miss));
+    assert_eq!(tiers.fixture.put(&tiers.namespace, &[1]).unwrap(), 1);
+    assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
+}
+
+#[tokio::test]
+async fn a_failing_or_busy_tier_is_passed_over() {
+    for fault in [Fault::Error, Fault::Busy] {
+        let tiers = Tiers::with_cold_block().await;
+        tiers.nvme.plan(&[fault]);
+        let Fetch::Hit(block) = tiers.get(1).await else { panic!("object has it: {fault:?}") };
+        assert_eq!(block.tier(), Tier::Object);
+        assert_eq!(tiers.nvme.usage().blocks, 1, "trouble is no reason to forget");
+    }
+    let tiers = Tiers::with_cold_block().await;
+    tiers.nvme.plan(&[Fault::Busy]);
+    tiers.object.plan(&[Fault::Busy]);
+    assert!(matches!(tiers.get(1).await, Fetch::Busy));
+    assert!(has(&tiers.fixture, &tiers.namespace, 1).await, "and later it is there");
+}
+
+#[tokio::test]
+async fn what_a_tier_lost_is_forgotten_and_reported() {
+    let tiers = Tiers::with_cold_block().await;
+    let feed = tiers.fixture.stack.subscribe();
+    drain(&feed);
+    tiers.nvme.plan(&[Fault::Miss]);
+    tiers.object.plan(&[Fault::Miss]);
+    assert!(matches!(tiers.get(1).await, Fetch::Miss));
+    assert_eq!(tiers.tier_of(1), None);
+    let key = tiers.fixture.stack.shared.map.hashed(tiers.namespace.index(), hash_of(1)).key;
+    let removed = |tier| crate::event::TierEvent::Removed { key, tier };
+    let events: Vec<_> = drain(&feed)
+        .into_iter()
+        .filter(|event| *event == removed(Tier::Nvme) || *event == removed(Tier::Object))
+        .collect();
+    assert_eq!(events, [removed(Tier::Nvme), removed(Tier::Object)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hanging_tier_ends_at_the_deadline_and_holds_nobody_up() {
+    let tiers = Tiers::with_cold_block().await;
+    tiers.demote(100_000, Tier::Nvme).await;
+    tiers.nvme.plan(&[Fault::Hang]);
+    tiers.object.plan(&[Fault::Hang]);
+    let started = Instant::now();
+    assert!(matches!(tiers.get(1).await, Fetch::Timeout));
+    assert!(started.elapsed() <= Duration::from_millis(5001));
+    assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
+    assert_quiet(&tiers.fixture);
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_readers_make_one_load_and_a_failure_lets_the_next_try() {
+    let tiers = Tiers::with_cold_block().await;
+    tiers.nvme.plan(&[Fault::Slow(Duration::from_secs(1))]);
+    // Were there a second load it would meet an error here, and read from object.
+    tiers.nvme.plan(&[Fault::Error]);
+    let reads = (0..20).map(|_| tiers.get(1));
+    let fetched = join_all(reads).await;
+    let from_nvme =
+        fetched.iter().filter(|fetch| matches!(fetch, Fetch::Hit(b) if b.tier() == Tier::Nvme));
+    assert_eq!(from_nvme.count(), 1);
+    assert!(fetched.iter().all(|fetch| matches!(fetch, Fetch::Hit(_))));
+    assert_eq!(tiers.fixture.stack.shared.flights.len(), 0);
+}
+
+/// Runs futures side by side.
+async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut running: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        for (future, done) in &mut running {
+            if done.is_none()
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *done = Some(value);
+            }
+        }
+        match running.iter().all(|(_, done)| done.is_some()) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+    running.into_iter().filter_map(|(_, done)| done).collect()
+}
+
+#[tokio::test]
+async fn removal_reaches_every_tier() {
+    let tiers = Tiers::with_cold_block().await;
+    let packed = pack(&[1]);
+    let removed = tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap());
+    assert_eq!(removed.await, 1);
+    assert_eq!((tiers.nvme.usage().blocks, tiers.object.usage().blocks), (0, 0));
+    assert!(matches!(tiers.get(1).await, Fetch::Miss));
+}
+
+#[tokio::test]
+async fn prefetch_says_what_has_to_be_loaded() {
+    let tiers = Tiers::with_cold_block().await;
+    let packed = pack(&[1, 2, 100_255]);
+    let prefetch =
+        tiers.fixture.stack.prefetch(&tiers.namespace, Hashes::new(&packed, 32).unwrap());
+    assert_eq!(prefetch, Prefetch { in_dram: 1, cold: vec![hash_of(1)] });
+}
+
+#[tokio::test]
+async fn a_cold_block_is_a_duplicate_and_is_not_under_lease() {
+    let tiers = Tiers::with_cold_block().await;
+    let batch = tiers.fixture.offer(&tiers.namespace, &[1], None).unwrap();
+    assert_eq!(batch.claims(), [Claim::Duplicate]);
+    let held = lease(&tiers.fixture, &tiers.namespace, &[1]);
+    assert_eq!((held.prefix_blocks, held.pins.len()), (1, 0));
+    assert_eq!(held.counts.to_array(), [0, 1, 0, 0, 0]);
+}

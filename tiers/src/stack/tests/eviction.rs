@@ -1,0 +1,180 @@
+//! Who leaves: order, pins, sizes, the pollution bound.
+
+use super::*;
+
+const SLOT: u32 = 4096;
+
+/// A stack with room for 256 blocks of one size.
+fn small() -> (Fixture, Arc<Namespace>) {
+    let fixture = Fixture::new(MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[SLOT]).unwrap();
+    (fixture, namespace)
+}
+
+/// Puts blocks one by one, so that no context holds any back.
+fn fill(fixture: &Fixture, namespace: &Arc<Namespace>, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        assert_eq!(fixture.put(namespace, &[number]).unwrap(), 1, "block {number}");
+    }
+}
+
+#[tokio::test]
+async fn the_least_recently_used_leaves_first_over_all_shards() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..256);
+    let packed = pack(&[0, 1, 2]);
+    assert_eq!(fixture.stack.touch(&namespace, Hashes::new(&packed, 32).unwrap()), 3);
+    fill(&fixture, &namespace, 1000..1100);
+    let left: Vec<u64> =
+        (0..256).filter(|number| prefix(&fixture, &namespace, &[*number]) == 1).collect();
+    let expected: Vec<u64> = (0..3).chain(103..256).collect();
+    assert_eq!(left, expected);
+    assert_eq!(fixture.stack.usage().evicted_blocks, 100);
+}
+
+#[tokio::test]
+async fn leaves_leave_before_their_parents() {
+    let (fixture, namespace) = small();
+    let chain: Vec<u64> = (0..100).collect();
+    assert_eq!(fixture.put(&namespace, &chain).unwrap(), 100);
+    fill(&fixture, &namespace, 1000..1156 + 40);
+    assert_eq!(prefix(&fixture, &namespace, &chain), 60);
+    // A lease that is released touches the chain the same way.
+    let held = lease(&fixture, &namespace, &chain);
+    assert_eq!((held.pins.len(), held.pinned_bytes), (60, 60 * 4096));
+    fixture.stack.unpin(held.pins);
+    fill(&fixture, &namespace, 2000..2000 + 196 + 10);
+    assert_eq!(prefix(&fixture, &namespace, &chain), 50);
+}
+
+#[tokio::test]
+async fn a_pinned_block_survives_any_pressure() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..256);
+    let held = lease(&fixture, &namespace, &[0, 1, 2, 3]);
+    fill(&fixture, &namespace, 1000..3000);
+    for (pin, number) in held.pins.iter().zip(0..) {
+        assert_eq!(pin.contents().as_ref(), block_bytes(&namespace, number, 0, 4096));
+    }
+    assert_eq!(prefix(&fixture, &namespace, &[0, 1, 2, 3]), 4);
+    fixture.stack.unpin(held.pins);
+    fill(&fixture, &namespace, 3000..3256);
+    assert_eq!(prefix(&fixture, &namespace, &[0]), 0, "protection ends with the pin");
+}
+
+#[tokio::test]
+async fn a_lookup_without_lease_protects_nobody() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..256);
+    for _ in 0..10 {
+        assert_eq!(prefix(&fixture, &namespace, &[0, 1, 2, 3]), 4);
+    }
+    fill(&fixture, &namespace, 1000..1004);
+    assert_eq!(prefix(&fixture, &namespace, &[0]), 0);
+}
+
+#[tokio::test]
+async fn a_lease_covers_what_its_bytes_allow() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..10);
+    let numbers: Vec<u64> = (0..10).collect();
+    let ask = Ask { sparse: false, pin_bytes_max: Some(4 * 4096 + 100) };
+    let answer = look(&fixture, &namespace, &numbers, ask);
+    assert_eq!((answer.prefix_blocks, answer.pins.len()), (10, 4));
+}
+
+#[tokio::test]
+async fn when_all_is_pinned_a_put_is_refused_with_a_delay() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..256);
+    let numbers: Vec<u64> = (0..256).collect();
+    let held = lease(&fixture, &namespace, &numbers);
+    assert_eq!(held.pins.len(), 256);
+    let mut batch = fixture.offer(&namespace, &[1000], None).unwrap();
+    assert_eq!(batch.claims(), [Claim::Wanted], "memory is taken when the bytes come");
+    let outcome = fixture.write(&mut batch, &namespace, (0, 1000), 0).unwrap();
+    assert_eq!(outcome, Some(PutOutcome::Refused));
+    assert!(batch.retry_after().is_some());
+    batch.finish();
+    drop(held);
+    fill(&fixture, &namespace, 1000..1001);
+}
+
+#[tokio::test]
+async fn memory_moves_between_sizes_and_the_coldest_extent_gives_way() {
+    let fixture = Fixture::new(8 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[SLOT]).unwrap();
+    let large = fixture.namespace("large", &[1 << 18]).unwrap();
+    fill(&fixture, &small, 0..2048);
+    // Half of them stay in use; the large blocks take the memory of the others.
+    let hot: Vec<u64> = (1024..2048).collect();
+    let packed = pack(&hot);
+    fixture.stack.touch(&small, Hashes::new(&packed, 32).unwrap());
+    fill(&fixture, &large, 0..16);
+    assert_eq!(fixture.stack.usage().reclaimed_extents, 4);
+    for number in 0..16 {
+        assert!(has(&fixture, &large, number).await);
+    }
+    assert_eq!(prefix(&fixture, &small, &hot), 1024);
+    // And back: a size that is no longer used does not keep its extents.
+    fill(&fixture, &small, 10_000..13_000);
+    assert!(fixture.stack.usage().reclaimed_extents > 4);
+    let small_blocks = small.counters().blocks.load(Ordering::Relaxed);
+    assert!(small_blocks >= 7 * 256, "{small_blocks} of 2048");
+}
+
+#[tokio::test]
+async fn pinned_extents_are_passed_over_when_sizes_trade() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[SLOT]).unwrap();
+    let large = fixture.namespace("large", &[1 << 19]).unwrap();
+    fill(&fixture, &small, 0..1024);
+    let held = lease(&fixture, &small, &[0]);
+    fill(&fixture, &large, 0..2);
+    assert_eq!(held.pins[0].contents().as_ref(), block_bytes(&small, 0, 0, 4096));
+    assert!(has(&fixture, &large, 0).await && has(&fixture, &large, 1).await);
+}
+
+#[tokio::test]
+async fn one_huge_put_leaves_most_of_the_others_resident() {
+    let (fixture, other) = small();
+    fill(&fixture, &other, 0..256);
+    for number in 0..256 {
+        assert!(has(&fixture, &other, number).await, "read once more");
+    }
+    let huge = fixture.namespace("huge", &[SLOT]).unwrap();
+    let context: Vec<u64> = (0..2560).collect();
+    let stored = fixture.put(&huge, &context).unwrap();
+    let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
+    assert_eq!((stored, left), (64, 192), "a quarter is the allowance");
+    assert_eq!(prefix(&fixture, &huge, &context), 64, "the head of the context stays");
+}
+
+#[tokio::test]
+async fn a_context_that_comes_in_many_puts_is_one_context() {
+    let (fixture, other) = small();
+    fill(&fixture, &other, 0..256);
+    let huge = fixture.namespace("huge", &[SLOT]).unwrap();
+    let context: Vec<u64> = (0..1280).collect();
+    let mut parent = None;
+    for piece in context.chunks(16) {
+        fixture.put_behind(&huge, piece, parent).unwrap();
+        parent = piece.last().copied();
+    }
+    let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
+    assert!(left >= 128, "{left} of 256 left");
+    // Once it was read, it may grow again.
+    let kept = u64::from(prefix(&fixture, &huge, &context));
+    assert!(kept >= 64);
+    for number in 0..kept {
+        assert!(has(&fixture, &huge, number).await);
+    }
+    assert_eq!(fixture.put_behind(&huge, &[kept], Some(kept - 1)).unwrap(), 1);
+}
+
+#[tokio::test]
+async fn free_memory_is_anybodys() {
+    let (fixture, namespace) = small();
+    let context: Vec<u64> = (0..256).collect();
+    assert_eq!(fixture.put(&namespace, &context).unwrap(), 256);
+}
