@@ -1,7 +1,25 @@
-//! The kvstrata server.
+//! The kvstrata server: everything but the store and the wire.
+//!
+//! Read in this order: [`server`] (what there is and how it starts and leaves), [`api`] (the calls),
+//! [`session`] and [`lease`] (what clients own), [`config`] and [`budget`] (what operators decide).
+//! The store is [`kvstrata_tiers`], the contract [`kvstrata_proto`]; only `api::convert` knows both.
 
+pub mod api;
+pub mod budget;
 pub mod cli;
 pub mod client;
+pub mod config;
+pub mod http;
+pub mod id;
+pub mod identity_file;
+pub mod lease;
+pub mod limits;
+pub mod logging;
+pub mod metrics;
+pub mod readiness;
 pub mod replay;
+pub mod server;
+pub mod session;
 pub mod sim;
+pub mod tasks;
 pub mod trace;

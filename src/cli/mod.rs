@@ -1,4 +1,100 @@
-//! The subcommands.
+//! The command line: what each command is for, and how a failure ends the process.
 
 pub mod replay;
+pub mod serve;
 mod stdout;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+
+use kvstrata_tiers::error::ErrorKind;
+
+use crate::config::Problems;
+
+/// Exit code for a command line or configuration that can never work (`EX_USAGE`).
+pub const EXIT_USAGE: u8 = 64;
+
+/// A cache tier for the KV-cache blocks of LLM engines.
+#[derive(Debug, Parser)]
+#[command(name = "kvstrata", version, about, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a node until SIGTERM or SIGINT, then drain.
+    Serve(serve::Args),
+    /// Drive a server with the requests of a trace and check every byte.
+    Replay(replay::Args),
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// It can never work as it was given.
+    Usage(String),
+    /// It was tried and did not work.
+    Failed(String),
+}
+
+impl Failure {
+    /// A failure of something that was tried.
+    pub fn failed(why: impl std::fmt::Display) -> Self {
+        Self::Failed(why.to_string())
+    }
+}
+
+impl From<kvstrata_tiers::error::Error> for Failure {
+    fn from(error: kvstrata_tiers::error::Error) -> Self {
+        match error.kind() {
+            ErrorKind::Invalid => Self::Usage(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<Problems> for Failure {
+    fn from(problems: Problems) -> Self {
+        Self::Usage(problems.to_string())
+    }
+}
+
+/// Parses the arguments of the process and runs the command.
+///
+/// # Cancel safety
+/// Not safe: a server would not drain.
+pub async fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(shown) => return show(&shown),
+    };
+    let result = match cli.command {
+        Command::Serve(args) => serve::run(args).await,
+        Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(why)) => fail(&why, ExitCode::from(EXIT_USAGE)),
+        Err(Failure::Failed(why)) => fail(&why, ExitCode::FAILURE),
+    }
+}
+
+/// Prints help, version or a usage error.
+fn show(shown: &clap::Error) -> ExitCode {
+    let code = if shown.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS };
+    // Without a terminal there is nobody to tell.
+    shown.print().map_or(ExitCode::FAILURE, |()| code)
+}
+
+fn fail(why: &str, code: ExitCode) -> ExitCode {
+    // Without standard error the code has to say it all.
+    writeln!(io::stderr().lock(), "kvstrata: {why}").map_or(code, |()| code)
+}

@@ -1,0 +1,392 @@
+//! The calls of `kvstrata.v1.BlockCache`. Puts and gets are in their own files.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, stream};
+use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCache};
+use kvstrata_tiers::{
+    block::BlockHash,
+    error::{Error, ErrorKind, Result},
+    namespace::{Namespace, NamespaceSpec},
+    stack::{Ask, Chain},
+    tier::Run,
+};
+use tokio::{sync::mpsc, time::Instant};
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{info, warn};
+
+use super::{Calls, Node, Observed, convert, get, put, stats, status, tenant_of};
+use crate::{
+    id::{LeaseId, SessionId},
+    lease::Reservation,
+    limits::{GET_DEADLINE_DEFAULT, LOOKUP_HASHES_MAX, PREFETCH_LOADS_MAX},
+    metrics::Op,
+    session::{Event, SessionGuard, draining},
+};
+
+/// The least unit of memory that a block of a page or more is rounded to.
+const PAGE_BYTES: u64 = 4096;
+
+type Pins = Vec<kvstrata_tiers::stack::Pin>;
+
+/// The service; clones share the node.
+#[derive(Debug, Clone)]
+pub struct BlockService {
+    node: Arc<Node>,
+    calls: Calls,
+}
+
+impl BlockService {
+    /// Serves `node`.
+    #[must_use]
+    pub fn new(node: Arc<Node>, calls: Calls) -> Self {
+        Self { node, calls }
+    }
+}
+
+#[tonic::async_trait]
+impl BlockCache for BlockService {
+    type SessionStream = Observed<wire::SessionEvent>;
+    type PutStream = Observed<wire::PutResponse>;
+    type GetStream = Observed<wire::GetResponse>;
+
+    async fn open(
+        &self,
+        request: Request<wire::OpenRequest>,
+    ) -> Result<Response<wire::OpenResponse>, Status> {
+        let tenant = tenant_of(&request);
+        self.calls.unary(Op::Open, async { self.node.open(tenant, request.into_inner()) }).await
+    }
+
+    async fn session(
+        &self,
+        request: Request<wire::SessionRequest>,
+    ) -> Result<Response<Self::SessionStream>, Status> {
+        let events =
+            self.node.session(request.into_inner()).map_err(|why| status::from_error(&why))?;
+        Ok(Response::new(self.calls.stream(Op::Session, events)))
+    }
+
+    async fn lookup(
+        &self,
+        request: Request<wire::LookupRequest>,
+    ) -> Result<Response<wire::LookupResponse>, Status> {
+        let tenant = tenant_of(&request);
+        self.calls
+            .unary(Op::Lookup, async { self.node.lookup(&tenant, &request.into_inner()) })
+            .await
+    }
+
+    async fn put(
+        &self,
+        request: Request<Streaming<wire::PutRequest>>,
+    ) -> Result<Response<Self::PutStream>, Status> {
+        let tenant = tenant_of(&request);
+        let responses = put::responses(Arc::clone(&self.node), tenant, request.into_inner());
+        Ok(Response::new(self.calls.stream(Op::Put, responses)))
+    }
+
+    async fn get(
+        &self,
+        request: Request<wire::GetRequest>,
+    ) -> Result<Response<Self::GetStream>, Status> {
+        let tenant = tenant_of(&request);
+        let responses = get::responses(&self.node, &tenant, request.into_inner());
+        Ok(Response::new(self.calls.stream(Op::Get, responses)))
+    }
+
+    async fn describe(
+        &self,
+        request: Request<wire::DescribeRequest>,
+    ) -> Result<Response<wire::DescribeResponse>, Status> {
+        let tenant = tenant_of(&request);
+        let work = async { self.node.describe(&tenant, &request.into_inner()) };
+        self.calls.unary(Op::Describe, work).await
+    }
+
+    async fn touch(
+        &self,
+        request: Request<wire::TouchRequest>,
+    ) -> Result<Response<wire::TouchResponse>, Status> {
+        let tenant = tenant_of(&request);
+        self.calls.unary(Op::Touch, async { self.node.touch(&tenant, &request.into_inner()) }).await
+    }
+
+    async fn prefetch(
+        &self,
+        request: Request<wire::PrefetchRequest>,
+    ) -> Result<Response<wire::PrefetchResponse>, Status> {
+        let tenant = tenant_of(&request);
+        let work = async { self.node.prefetch(&tenant, &request.into_inner()) };
+        self.calls.unary(Op::Prefetch, work).await
+    }
+
+    async fn release(
+        &self,
+        request: Request<wire::ReleaseRequest>,
+    ) -> Result<Response<wire::ReleaseResponse>, Status> {
+        let work = async { self.node.release(&request.into_inner()) };
+        self.calls.unary(Op::Release, work).await
+    }
+
+    async fn renew(
+        &self,
+        request: Request<wire::RenewRequest>,
+    ) -> Result<Response<wire::RenewResponse>, Status> {
+        self.calls.unary(Op::Renew, async { self.node.renew(&request.into_inner()) }).await
+    }
+
+    async fn remove(
+        &self,
+        request: Request<wire::RemoveRequest>,
+    ) -> Result<Response<wire::RemoveResponse>, Status> {
+        let tenant = tenant_of(&request);
+        let work = self.node.remove(&tenant, request.into_inner());
+        self.calls.unary(Op::Remove, work).await
+    }
+
+    async fn stats(
+        &self,
+        _request: Request<wire::StatsRequest>,
+    ) -> Result<Response<wire::StatsResponse>, Status> {
+        self.calls.unary(Op::Stats, async { Ok(stats::of(&self.node)) }).await
+    }
+}
+
+impl Node {
+    /// The namespace with this id, if it is the tenant's: those of others do not exist for it.
+    pub(super) fn namespace(&self, tenant: &str, id: &[u8]) -> Result<Arc<Namespace>> {
+        let namespace = self.namespaces.get(id)?;
+        let owner = match namespace.spec() {
+            NamespaceSpec::Engine(identity) => &identity.tenant,
+            NamespaceSpec::Opaque { tenant, .. } => tenant,
+        };
+        if owner != tenant {
+            return Err(Error::new(
+                ErrorKind::UnknownNamespace,
+                "namespace_id: not known here; open it first",
+            ));
+        }
+        Ok(namespace)
+    }
+
+    fn open(&self, tenant: String, request: wire::OpenRequest) -> Result<wire::OpenResponse> {
+        let instance = convert::label("instance", request.instance)?;
+        let host = convert::label("node", request.node)?;
+        let zone = convert::label("zone", request.zone)?;
+        let spec = convert::namespace_spec(tenant, request.kind)?;
+        let opened = self.namespaces.open(spec, request.keep_tokens)?;
+        let namespace = opened.namespace;
+        if opened.new {
+            let id = namespace.id().short();
+            info!(namespace = id, instance, host, zone, "namespace opened");
+            let mismatches = self.namespaces.root_mismatches().len();
+            self.metrics.hash_root_mismatches.set(i64::try_from(mismatches).unwrap_or(i64::MAX));
+            for warning in &opened.warnings {
+                warn!(namespace = id, instance, host, warning, "namespace needs attention");
+            }
+        }
+        Ok(wire::OpenResponse {
+            namespace_id: namespace.id().as_bytes().to_vec().into(),
+            block_bytes: namespace.layout().block_bytes(),
+            limits: Some(convert::limits(self.leases.limits())),
+            members: Some(self.members.clone()),
+            warnings: opened.warnings,
+        })
+    }
+
+    fn lookup(&self, tenant: &str, request: &wire::LookupRequest) -> Result<wire::LookupResponse> {
+        let namespace = self.namespace(tenant, &request.namespace_id)?;
+        let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
+        let promise = self.promise(&namespace, request, hashes.len())?;
+        let pin_bytes_max = promise.as_ref().map(|promise| promise.reservation.bytes());
+        let ask = Ask { sparse: request.sparse, pin_bytes_max };
+        let answer = self.stack.lookup(&namespace, hashes, ask);
+        self.metrics.record_lookup(convert::answers(answer.counts));
+        let run = |run: Run| {
+            let wait = self.stack.estimate_load(run.tier, run.bytes);
+            convert::run(&run, self.members.self_, wait)
+        };
+        let lease = match promise {
+            Some(promise) if !answer.pins.is_empty() => {
+                Some(promise.keep(answer.pins, answer.pinned_bytes)?)
+            }
+            _ => None,
+        };
+        Ok(wire::LookupResponse {
+            asked: answer.asked,
+            prefix_blocks: answer.prefix_blocks,
+            runs: answer.runs.into_iter().map(run).collect(),
+            counts: Some(convert::counts(answer.counts)),
+            lease,
+            sparse: answer.sparse.into_iter().map(run).collect(),
+            members_epoch: self.members.epoch,
+            partial: false,
+        })
+    }
+
+    /// Sets aside bytes for the lease that a lookup asks for.
+    fn promise(
+        &self,
+        namespace: &Namespace,
+        request: &wire::LookupRequest,
+        blocks: usize,
+    ) -> Result<Option<Promise>> {
+        let Some(asked) = &request.lease else { return Ok(None) };
+        let session = self.sessions.find(SessionId::read("session_id", &request.session_id)?)?;
+        if self.sessions.is_draining() {
+            return Err(draining());
+        }
+        let ttl_ms = Duration::from_millis(u64::from(asked.ttl_ms));
+        let ttl = self.leases.ttl("lease.ttl_ms", ttl_ms)?;
+        let limit = self.leases.limits().session_bytes_max;
+        if asked.bytes_max > limit {
+            return Err(Error::invalid(format!(
+                "lease.bytes_max: {} given, 0 to {limit} allowed, 0 takes the limit",
+                asked.bytes_max
+            )));
+        }
+        // No more than the blocks asked can need, so that lookups at once do not starve each other.
+        // A quarter more than their payload covers what rounding to slots may add.
+        let longest = u64::from(namespace.layout().bytes_max());
+        let slot = longest + longest / 4 + PAGE_BYTES;
+        let needed = slot.saturating_mul(u64::try_from(blocks).unwrap_or(u64::MAX));
+        let bytes = if asked.bytes_max == 0 { limit } else { asked.bytes_max }.min(needed);
+        let reservation = self.leases.reserve(session.id(), bytes)?;
+        Ok(Some(Promise { reservation, ttl, session }))
+    }
+
+    fn session(
+        self: &Arc<Self>,
+        request: wire::SessionRequest,
+    ) -> Result<impl futures_util::Stream<Item = Result<wire::SessionEvent, Status>> + use<>> {
+        let client = convert::label("client", request.client)?;
+        let (guard, events) = self.sessions.open(client)?;
+        let opened = wire::SessionOpened {
+            session_id: guard.session().id().as_bytes().to_vec().into(),
+            limits: Some(convert::limits(self.leases.limits())),
+            members: Some(self.members.clone()),
+        };
+        let opened = session_event(wire::session_event::Event::Opened(opened));
+        let later = stream::unfold((guard, events), |(guard, mut events)| async move {
+            let event = next_event(&guard, &mut events).await?;
+            Some((event, (guard, events)))
+        });
+        Ok(stream::iter([opened]).chain(later).map(Ok))
+    }
+
+    fn describe(
+        &self,
+        tenant: &str,
+        request: &wire::DescribeRequest,
+    ) -> Result<wire::DescribeResponse> {
+        let namespace = self.namespace(tenant, &request.namespace_id)?;
+        let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
+        let parent = convert::parent(&namespace, &request.parent)?;
+        let chain = Chain {
+            hashes,
+            parent,
+            position: request.position,
+            tokens: &request.tokens,
+            lora_name: &request.lora_name,
+        };
+        Ok(wire::DescribeResponse { described: self.stack.describe(&namespace, chain)? })
+    }
+
+    fn touch(&self, tenant: &str, request: &wire::TouchRequest) -> Result<wire::TouchResponse> {
+        let namespace = self.namespace(tenant, &request.namespace_id)?;
+        let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
+        Ok(wire::TouchResponse { touched: self.stack.touch(&namespace, hashes) })
+    }
+
+    async fn remove(
+        &self,
+        tenant: &str,
+        request: wire::RemoveRequest,
+    ) -> Result<wire::RemoveResponse> {
+        let namespace = self.namespace(tenant, &request.namespace_id)?;
+        let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
+        Ok(wire::RemoveResponse { removed: self.stack.remove(&namespace, hashes).await })
+    }
+
+    fn prefetch(
+        self: &Arc<Self>,
+        tenant: &str,
+        request: &wire::PrefetchRequest,
+    ) -> Result<wire::PrefetchResponse> {
+        let namespace = self.namespace(tenant, &request.namespace_id)?;
+        let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
+        let found = self.stack.prefetch(&namespace, hashes);
+        let started = self.load(namespace, found.cold);
+        Ok(wire::PrefetchResponse { in_dram: found.in_dram, started })
+    }
+
+    /// Loads blocks in the background, unless enough prefetches run already; returns how many.
+    fn load(self: &Arc<Self>, namespace: Arc<Namespace>, cold: Vec<BlockHash>) -> u32 {
+        let started = convert::count(cold.len());
+        if started == 0 {
+            return 0;
+        }
+        let Ok(permit) = Arc::clone(&self.prefetches).try_acquire_owned() else { return 0 };
+        let (stack, stop) = (self.stack.clone(), self.tasks.stop_token());
+        self.tasks.spawn("prefetch", async move {
+            let _permit = permit;
+            let deadline = Instant::now() + GET_DEADLINE_DEFAULT;
+            let loads = stream::iter(cold).map(|hash| stack.get(&namespace, hash, &[], deadline));
+            let all = loads.buffer_unordered(PREFETCH_LOADS_MAX).for_each(async |_outcome| ());
+            // Stopping half-way is fine: it is only a hint.
+            stop.run_until_cancelled(all).await.unwrap_or_default();
+        });
+        started
+    }
+
+    fn release(&self, request: &wire::ReleaseRequest) -> Result<wire::ReleaseResponse> {
+        let session = SessionId::read("session_id", &request.session_id)?;
+        let lease = LeaseId::read("lease_id", &request.lease_id)?;
+        self.leases.release(session, lease);
+        Ok(wire::ReleaseResponse {})
+    }
+
+    fn renew(&self, request: &wire::RenewRequest) -> Result<wire::RenewResponse> {
+        let session = SessionId::read("session_id", &request.session_id)?;
+        let lease = LeaseId::read("lease_id", &request.lease_id)?;
+        let ttl = Duration::from_millis(u64::from(request.ttl_ms));
+        let granted = self.leases.renew(session, lease, self.leases.ttl("ttl_ms", ttl)?)?;
+        Ok(wire::RenewResponse { lease: Some(convert::lease(&granted)) })
+    }
+}
+
+/// A lease that will be granted if the lookup pins anything.
+struct Promise {
+    reservation: Reservation<Pins>,
+    ttl: Duration,
+    session: Arc<crate::session::Session>,
+}
+
+impl Promise {
+    fn keep(self, pins: Pins, bytes: u64) -> Result<wire::Lease> {
+        let blocks = convert::count(pins.len());
+        let granted = self.reservation.grant(pins, blocks, bytes, self.ttl)?;
+        let leases = &self.session.counters().leases;
+        leases.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(convert::lease(&granted))
+    }
+}
+
+async fn next_event(
+    guard: &SessionGuard<Pins>,
+    events: &mut mpsc::Receiver<Event>,
+) -> Option<wire::SessionEvent> {
+    tokio::select! {
+        biased;
+        () = guard.session().ended().cancelled() => None,
+        event = events.recv() => event.map(|Event::Draining(grace)| {
+            let draining = wire::Draining { grace_ms: convert::millis(grace) };
+            session_event(wire::session_event::Event::Draining(draining))
+        }),
+    }
+}
+
+fn session_event(event: wire::session_event::Event) -> wire::SessionEvent {
+    wire::SessionEvent { event: Some(event) }
+}

@@ -1,0 +1,249 @@
+//! Divides the one memory knob: limit = dram + index + staging + reserve.
+//!
+//! The shares are promises to each other, not allocations: dram is mapped, the index and the staging
+//! are bounded by counts derived from their shares, and the reserve is what nobody may claim. The
+//! table is printed at start, so that nobody has to guess where the memory went.
+
+use std::{fmt, fs, path::Path};
+
+use kvstrata_tiers::limits::{GIB, INDEX_BYTES_PER_BLOCK, MIB};
+
+use crate::config::{Auto, Config, Problem, Size};
+
+/// The index takes 1 / this of the limit: enough for blocks of 7 KiB in dram, and real ones are
+/// larger; a node with a colder tier uses the rest for what lies there.
+const INDEX_DIVISOR: u64 = 32;
+/// The smallest index: 40,000 blocks.
+const INDEX_BYTES_MIN: u64 = 8 * MIB;
+/// Staging (HTTP/2 windows, messages being read and written) takes 1 / this of the limit.
+const STAGING_DIVISOR: u64 = 16;
+/// The least staging: two connections with a full message each way.
+const STAGING_BYTES_MIN: u64 = 16 * MIB;
+/// More staging than this serves no purpose: 64 busy connections.
+const STAGING_BYTES_MAX: u64 = GIB;
+/// Reserve that does not depend on the limit: code, runtime, thread stacks, metrics.
+const RESERVE_BYTES: u64 = 40 * MIB;
+/// Reserve for allocator slack and page tables: 1 / this of the limit.
+const RESERVE_DIVISOR: u64 = 50;
+/// The least dram that a derived capacity may come to.
+const DRAM_BYTES_MIN: u64 = 32 * MIB;
+
+/// What the machine offers.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Memory of the machine, in bytes.
+    pub memory_bytes: u64,
+    /// The limit of the cgroup this process is in, in bytes; none outside a limited one.
+    pub cgroup_bytes: Option<u64>,
+}
+
+/// How the memory of this process is divided, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budget {
+    /// All of it.
+    pub limit: u64,
+    /// Payload of blocks.
+    pub dram: u64,
+    /// The map from block keys to places.
+    pub index: u64,
+    /// Messages and windows of connections.
+    pub staging: u64,
+    /// What nobody may claim, with what an explicit dram capacity leaves.
+    pub reserve: u64,
+}
+
+impl Machine {
+    /// Reads this machine and the cgroup (v1 or v2) of this process.
+    #[must_use]
+    pub fn detect() -> Self {
+        let info = rustix::system::sysinfo();
+        let unit = u64::from(info.mem_unit).max(1);
+        #[allow(
+            clippy::useless_conversion,
+            reason = "the kernel's word is 32 bits on some targets"
+        )]
+        let memory_bytes = u64::from(info.totalram).saturating_mul(unit);
+        let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let cgroup_bytes = cgroup_limit(&membership, Path::new("/sys/fs/cgroup"))
+            .filter(|limit| *limit < memory_bytes);
+        Self { memory_bytes, cgroup_bytes }
+    }
+}
+
+/// The smallest memory limit among the cgroup named by `membership` (the text of
+/// `/proc/self/cgroup`) and its parents, below the mount point `root`.
+fn cgroup_limit(membership: &str, root: &Path) -> Option<u64> {
+    membership
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            let (_id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+            let (base, file) = if controllers.is_empty() {
+                (root.to_path_buf(), "memory.max")
+            } else if controllers.split(',').any(|name| name == "memory") {
+                (root.join("memory"), "memory.limit_in_bytes")
+            } else {
+                return None;
+            };
+            // Inside a container the path may be that of the host: then only the root is there.
+            let below = base.join(path.trim_start_matches('/'));
+            below
+                .ancestors()
+                .take_while(|directory| directory.starts_with(&base))
+                .filter_map(|directory| fs::read_to_string(directory.join(file)).ok())
+                .filter_map(|text| text.trim().parse::<u64>().ok())
+                .min()
+        })
+        .min()
+}
+
+impl Budget {
+    /// Divides the memory.
+    ///
+    /// # Errors
+    /// A problem naming the least limit if the limit is too small for what it must hold.
+    pub fn divide(config: &Config, machine: Machine) -> Result<Self, Problem> {
+        let limit = match (&config.memory.limit, machine.cgroup_bytes) {
+            (Auto::Given(limit), _) => limit.0,
+            (Auto::Auto, Some(cgroup)) => cgroup,
+            (Auto::Auto, None) => machine.memory_bytes / 2,
+        };
+        let wanted = config.dram.capacity.given().map(|capacity| capacity.0);
+        let fixed = Self::shares(limit);
+        let free = limit.saturating_sub(fixed.index + fixed.staging + fixed.reserve);
+        let dram = wanted.unwrap_or(free / MIB * MIB);
+        if dram > free || dram < wanted.unwrap_or(DRAM_BYTES_MIN) {
+            let dram = wanted.unwrap_or(DRAM_BYTES_MIN);
+            return Err(Problem::new(
+                "memory.limit",
+                Size(limit),
+                format!("at least {} for a dram of {}", Size(limit_min(dram)), Size(dram)),
+            ));
+        }
+        Ok(Self { dram, reserve: limit - dram - fixed.index - fixed.staging, ..fixed })
+    }
+
+    /// The shares that depend on the limit only; dram is left 0.
+    fn shares(limit: u64) -> Self {
+        Self {
+            limit,
+            dram: 0,
+            index: (limit / INDEX_DIVISOR).max(INDEX_BYTES_MIN),
+            staging: (limit / STAGING_DIVISOR).clamp(STAGING_BYTES_MIN, STAGING_BYTES_MAX),
+            reserve: RESERVE_BYTES + limit / RESERVE_DIVISOR,
+        }
+    }
+
+    /// How many blocks the index has room for.
+    #[must_use]
+    pub fn index_blocks_max(&self) -> u64 {
+        self.index / INDEX_BYTES_PER_BLOCK
+    }
+}
+
+/// The smallest limit, in whole mebibytes, that leaves `dram`.
+fn limit_min(dram: u64) -> u64 {
+    let leaves = |mebibytes: u64| {
+        let limit = mebibytes.saturating_mul(MIB);
+        let fixed = Budget::shares(limit);
+        limit.saturating_sub(fixed.index + fixed.staging + fixed.reserve)
+    };
+    // What is left grows with the limit, and all shares together take less than half of it.
+    let (mut too_small, mut enough) = (0, dram / MIB * 2 + 256);
+    while too_small + 1 < enough {
+        let middle = u64::midpoint(too_small, enough);
+        if leaves(middle) >= dram { enough = middle } else { too_small = middle }
+    }
+    enough.saturating_mul(MIB)
+}
+
+impl fmt::Display for Budget {
+    /// The table that is printed at start.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rows = [
+            ("dram", self.dram, "payload of blocks"),
+            ("index", self.index, "the map from block keys to places"),
+            ("staging", self.staging, "messages and windows of connections"),
+            ("reserve", self.reserve, "code, runtime, allocator; what nobody may claim"),
+            ("limit", self.limit, "all of it"),
+        ];
+        writeln!(f, "memory    MiB  for")?;
+        for (name, bytes, what) in rows {
+            writeln!(f, "{name:<7} {:>5}  {what}", bytes / MIB)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn config(limit: Option<u64>, dram: Option<u64>) -> Config {
+        let auto = |bytes: Option<u64>| bytes.map_or(Auto::Auto, |bytes| Auto::Given(Size(bytes)));
+        let mut config = Config::default();
+        config.memory.limit = auto(limit);
+        config.dram.capacity = auto(dram);
+        config
+    }
+
+    const MACHINE: Machine = Machine { memory_bytes: 16 * GIB, cgroup_bytes: None };
+
+    #[test]
+    fn the_cgroup_comes_before_half_of_the_machine() {
+        let limit = |machine| Budget::divide(&config(None, None), machine).unwrap().limit;
+        assert_eq!(limit(MACHINE), 8 * GIB);
+        assert_eq!(limit(Machine { cgroup_bytes: Some(GIB), ..MACHINE }), GIB);
+    }
+
+    #[test]
+    fn the_least_limit_that_validation_accepts_is_enough() {
+        let least = crate::config::MEMORY_LIMIT_MIN;
+        assert!(Budget::divide(&config(Some(least), None), MACHINE).is_ok());
+    }
+
+    #[test]
+    fn a_limit_too_small_names_the_least_one() {
+        let wanted = Budget::divide(&config(Some(256 * MIB), Some(200 * MIB)), MACHINE);
+        let problem = wanted.unwrap_err();
+        assert_eq!((problem.key.as_str(), problem.given.as_str()), ("memory.limit", "256MiB"));
+        let least: Size = problem.allowed.split_whitespace().nth(2).unwrap().parse().unwrap();
+        assert!(Budget::divide(&config(Some(least.0), Some(200 * MIB)), MACHINE).is_ok());
+        assert!(Budget::divide(&config(Some(least.0 - MIB), Some(200 * MIB)), MACHINE).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn the_shares_are_the_limit(limit in 128 * MIB..1024 * GIB, dram in 4 * MIB..1024 * GIB) {
+            for dram in [None, Some(dram)] {
+                if let Ok(budget) = Budget::divide(&config(Some(limit), dram), MACHINE) {
+                    let Budget { dram: got, index, staging, reserve, .. } = budget;
+                    prop_assert_eq!(got + index + staging + reserve, limit);
+                    prop_assert!(dram.is_none_or(|dram| dram == got));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn cgroup_files_of_both_versions_are_read() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("a/memory.max", "1000\n");
+        write("a/b/memory.max", "max\n");
+        write("memory/c/memory.limit_in_bytes", "2000\n");
+        write("memory/memory.limit_in_bytes", "9223372036854771712\n");
+        let limit = |membership| cgroup_limit(membership, root.path());
+        assert_eq!(limit("0::/a/b\n"), Some(1000), "a parent's limit holds");
+        assert_eq!(limit("4:cpu:/c\n3:memory:/c\n"), Some(2000));
+        assert_eq!(limit("3:cpuset,memory:/of/the/host\n"), Some(9_223_372_036_854_771_712));
+        assert_eq!(limit("0::/\n"), None);
+    }
+}

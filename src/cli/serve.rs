@@ -1,0 +1,130 @@
+//! `kvstrata serve`: configuration, logging, server, signals.
+
+use std::{
+    env, fs,
+    io::{self, Write},
+    net::SocketAddr,
+    path::PathBuf,
+};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{info, warn};
+
+use super::Failure;
+use crate::{
+    config::{self, Config, FileSource, Sources},
+    logging,
+    server::{Addresses, ServeError, Server},
+};
+
+/// Examples for the help.
+const EXAMPLES: &str = "\
+Examples:
+  kvstrata serve
+  kvstrata serve --config /etc/kvstrata/kvstrata.toml
+  kvstrata serve --grpc-listen 127.0.0.1:9400 --dram 4GiB
+  KV_LOG__LEVEL=debug kvstrata serve --set lease.ttl_default=10s
+
+Every key is in docs/configuration.md. Sources, weakest first: defaults, file, environment, flags.";
+
+/// The flags of `serve`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets any key, for example `lease.ttl_default=10s`; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Short for `--set server.grpc_listen=`.
+    #[arg(long, value_name = "ADDRESS")]
+    grpc_listen: Option<SocketAddr>,
+    /// Short for `--set server.http_listen=`.
+    #[arg(long, value_name = "ADDRESS")]
+    http_listen: Option<SocketAddr>,
+    /// Short for `--set dram.capacity=`, for example `4GiB`.
+    #[arg(long, value_name = "SIZE")]
+    dram: Option<String>,
+    /// Prints one line of JSON with the addresses to standard output once the node serves.
+    #[arg(long)]
+    print_addresses: bool,
+    /// Checks the configuration and exits.
+    #[arg(long)]
+    check: bool,
+}
+
+/// Runs a node until a signal.
+///
+/// # Errors
+/// `Usage` for a configuration that cannot work, `Failed` for a server that did.
+///
+/// # Cancel safety
+/// Not safe: the server would not drain.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    let config = config::load(&sources(&args)?)?;
+    if args.check {
+        return Ok(());
+    }
+    logging::start(&config.log).map_err(Failure::failed)?;
+    log_settings(&config);
+    let server = Server::bind(&config).await.map_err(|why| match why {
+        ServeError::Config(problems) => problems.into(),
+        other => Failure::failed(other),
+    })?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
+    let shutdown = async {
+        tokio::select! {
+            _ = terminate.recv() => info!("SIGTERM received"),
+            _ = interrupt.recv() => info!("SIGINT received"),
+        }
+    };
+    let ready = |addresses| {
+        if args.print_addresses
+            && let Err(error) = print(addresses)
+        {
+            warn!(%error, "addresses not printed");
+        }
+    };
+    server.serve(shutdown, ready).await.map_err(Failure::failed)
+}
+
+fn print(addresses: Addresses) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, &addresses)?;
+    writeln!(out)?;
+    out.flush()
+}
+
+fn sources(args: &Args) -> Result<Sources, Failure> {
+    let file = match &args.config {
+        None => None,
+        Some(path) => {
+            let text = fs::read_to_string(path)
+                .map_err(|why| Failure::Usage(format!("--config: {}: {why}", path.display())))?;
+            Some(FileSource { path: path.clone(), text })
+        }
+    };
+    let mut flags = Vec::new();
+    for setting in &args.set {
+        let Some((key, value)) = setting.split_once('=') else {
+            return Err(Failure::Usage(format!("--set: {setting:?} given, KEY=VALUE required")));
+        };
+        flags.push((key.to_owned(), value.to_owned()));
+    }
+    let mut short = |key: &str, value: Option<String>| {
+        flags.extend(value.map(|value| (key.to_owned(), value)));
+    };
+    short("server.grpc_listen", args.grpc_listen.map(|address| address.to_string()));
+    short("server.http_listen", args.http_listen.map(|address| address.to_string()));
+    short("dram.capacity", args.dram.clone());
+    Ok(Sources { file, env: config::env_sources(env::vars_os()), flags })
+}
+
+/// The effective configuration, once. There is no secret in it: the secret is in a file.
+fn log_settings(config: &Config) {
+    for (key, value) in config.settings() {
+        info!(key, %value, "setting");
+    }
+}

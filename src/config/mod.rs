@@ -1,0 +1,181 @@
+//! What an operator can decide, as plain data.
+//!
+//! One source order: defaults, then the file (TOML), then the environment (`KV_` and the upper-case
+//! dotted key with `__` between levels, e.g. `KV_SERVER__GRPC_LISTEN`), then flags. A key that does
+//! not exist is refused in every source, and every problem is reported at once ([`load`]).
+//!
+//! Nothing here is a handle: components are built from these values in `server`. Few knobs: a number
+//! of which we cannot say when an operator would change it is a constant beside the code it limits.
+//! No setting can be changed while the server runs; a restart is quick and drains first.
+
+mod load;
+mod units;
+mod validate;
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
+use serde::{Deserialize, Serialize};
+pub use units::{Auto, Period, Size};
+#[cfg(test)]
+pub(crate) use validate::MEMORY_LIMIT_MIN;
+
+/// Everything that can be configured. `docs/configuration.md` is tested against this.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Who this node is.
+    pub node: Node,
+    /// Where it listens, and how it leaves.
+    pub server: Server,
+    /// The one memory knob.
+    pub memory: Memory,
+    /// The tier in memory.
+    pub dram: Dram,
+    /// What clients may be promised.
+    pub lease: Lease,
+    /// Where the key of all namespace ids is.
+    pub identity: Identity,
+    /// What is logged.
+    pub log: Log,
+}
+
+/// Who this node is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Node {
+    /// Name in member lists, stats and logs. Default `auto`: the host name, which is the pod name
+    /// in a StatefulSet. Up to 253 characters without white space.
+    pub name: Auto<String>,
+    /// Availability zone, to prefer near copies. Default empty: unknown, nothing is preferred.
+    pub zone: String,
+    /// `host:port` that clients are told to reach this node's gRPC at. Default `auto`: the address
+    /// listened on, or, listening on all of them, the node's name with the port.
+    pub advertise: Auto<String>,
+}
+
+/// Where the server listens, and how it leaves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Server {
+    /// Address of the gRPC contract. Default `0.0.0.0:9400`: engines come from other hosts. Port 0
+    /// takes a free one, which is logged.
+    pub grpc_listen: SocketAddr,
+    /// Address of `/livez`, `/readyz` and `/metrics`. Default `0.0.0.0:9401`: kubelet and
+    /// Prometheus come from other hosts. Port 0 takes a free one, which is logged.
+    pub http_listen: SocketAddr,
+    /// Longest time between SIGTERM and the end for requests and sessions to finish. Default `20s`:
+    /// below the 30 s that Kubernetes waits. `0s` ends them at once.
+    pub drain_grace: Period,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            grpc_listen: SocketAddr::from(([0, 0, 0, 0], 9400)),
+            http_listen: SocketAddr::from(([0, 0, 0, 0], 9401)),
+            drain_grace: Period(Duration::from_secs(20)),
+        }
+    }
+}
+
+/// The one memory knob.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Memory {
+    /// Memory that the whole process may use, in bytes; how it is divided is printed at start.
+    /// Default `auto`: the limit of the cgroup (so that a container needs no setting), else half of
+    /// the machine's memory. There is no 0; the least is 128MiB.
+    pub limit: Auto<Size>,
+}
+
+/// The tier in memory.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dram {
+    /// Bytes of block payload kept in memory. Default `auto`: what `memory.limit` leaves after
+    /// index, staging and reserve. There is no 0; the least is 4MiB.
+    pub capacity: Auto<Size>,
+}
+
+/// What clients may be promised.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Lease {
+    /// How long a lease lasts when the client does not say. Default `30s`: longer than an engine
+    /// takes from lookup to onload, short enough that a lost client costs little. There is no 0.
+    pub ttl_default: Period,
+    /// The longest lease a client may ask for; it can be renewed. Default `5m`. There is no 0.
+    pub ttl_max: Period,
+    /// Bytes that one session may hold under lease. Default `auto`: half of dram, so that one client
+    /// cannot keep the others out. `0B` grants no lease at all.
+    pub session_bytes_max: Auto<Size>,
+}
+
+impl Default for Lease {
+    fn default() -> Self {
+        Self {
+            ttl_default: Period(Duration::from_secs(30)),
+            ttl_max: Period(Duration::from_secs(300)),
+            session_bytes_max: Auto::Auto,
+        }
+    }
+}
+
+/// Where the key of all namespace ids is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Identity {
+    /// File with the install's secret (64 hex digits), generated on the first start with mode 0600.
+    /// Default `auto`: `kvstrata/identity` in the user's configuration directory, outside every data
+    /// directory, because whoever has it can compute namespace ids. All nodes share one secret.
+    pub secret_file: Auto<PathText>,
+    /// Whether tenants that do not trust one another share this node. Default `false`. With `true`,
+    /// namespaces with a hash algorithm that can be attacked are refused.
+    pub shared_tenant: bool,
+}
+
+/// What is logged, to standard error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Log {
+    /// `error`, `warn`, `info`, `debug` or `trace`, also per module: `info,kvstrata::api=debug`.
+    /// Default `info`: changes of state, never one line per block.
+    pub level: String,
+    /// `text` for people, `json` for collectors. Default `text`.
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Text }
+    }
+}
+
+/// The form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// A path that can be written in a configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PathText(pub PathBuf);
+
+impl std::str::FromStr for PathText {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(PathBuf::from(text)))
+    }
+}
+
+impl std::fmt::Display for PathText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.display().fmt(f)
+    }
+}

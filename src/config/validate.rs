@@ -1,0 +1,123 @@
+//! Ranges, and rules between settings.
+
+use std::{str::FromStr, time::Duration};
+
+use kvstrata_tiers::limits::{EXTENT_BYTES_MIN, MIB};
+use tracing_subscriber::filter::Targets;
+
+use super::{Auto, Config, Period, Problem, Size};
+
+/// The longest name of a node or zone: that of a DNS name.
+const NAME_CHARS_MAX: usize = 253;
+/// The longest drain: more would outlast any sensible rollout.
+const DRAIN_GRACE_MAX: Duration = Duration::from_secs(600);
+/// The shortest lease: less would end before the answer arrives.
+const LEASE_TTL_MIN: Duration = Duration::from_millis(10);
+/// The longest lease: it can be renewed, and a promise nobody renews should end.
+const LEASE_TTL_MAX: Duration = Duration::from_secs(3600);
+/// The least that the process can run in: fixed costs and a few blocks (tested in `budget`).
+pub(crate) const MEMORY_LIMIT_MIN: u64 = 128 * MIB;
+/// The smallest dram: extents enough for a few size classes.
+pub(crate) const DRAM_CAPACITY_MIN: u64 = 4 * EXTENT_BYTES_MIN;
+
+impl Config {
+    /// Checks every setting and every rule between settings; empty when all is well.
+    #[must_use]
+    pub fn validate(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        self.check_names(&mut problems);
+        self.check_listeners(&mut problems);
+        self.check_memory(&mut problems);
+        self.check_leases(&mut problems);
+        if Targets::from_str(&self.log.level).is_err() {
+            problems.push(Problem::new(
+                "log.level",
+                format_args!("{:?}", self.log.level),
+                "error, warn, info, debug or trace, optionally per module (info,kvstrata=debug)",
+            ));
+        }
+        problems
+    }
+
+    fn check_names(&self, problems: &mut Vec<Problem>) {
+        let allowed = format!("1 to {NAME_CHARS_MAX} characters without white space");
+        if let Auto::Given(name) = &self.node.name
+            && !is_name(name)
+        {
+            problems.push(Problem::new("node.name", format_args!("{name:?}"), allowed.clone()));
+        }
+        if !self.node.zone.is_empty() && !is_name(&self.node.zone) {
+            let zone = &self.node.zone;
+            problems.push(Problem::new("node.zone", format_args!("{zone:?}"), allowed));
+        }
+        if let Auto::Given(endpoint) = &self.node.advertise
+            && !is_endpoint(endpoint)
+        {
+            let given = format_args!("{endpoint:?}").to_string();
+            problems.push(Problem::new("node.advertise", given, "host:port, port 1 to 65535"));
+        }
+    }
+
+    fn check_listeners(&self, problems: &mut Vec<Problem>) {
+        let (grpc, http) = (self.server.grpc_listen, self.server.http_listen);
+        if grpc == http && grpc.port() != 0 {
+            let allowed = "an address other than that of server.grpc_listen, or port 0";
+            problems.push(Problem::new("server.http_listen", http, allowed));
+        }
+        let drain = self.server.drain_grace;
+        if drain.0 > DRAIN_GRACE_MAX {
+            let allowed = format!("0s to {}", Period(DRAIN_GRACE_MAX));
+            problems.push(Problem::new("server.drain_grace", drain, allowed));
+        }
+    }
+
+    fn check_memory(&self, problems: &mut Vec<Problem>) {
+        let limit = self.memory.limit.given();
+        let capacity = self.dram.capacity.given();
+        if let Some(limit) = limit
+            && limit.0 < MEMORY_LIMIT_MIN
+        {
+            let allowed = format!("auto, or at least {}", Size(MEMORY_LIMIT_MIN));
+            problems.push(Problem::new("memory.limit", limit, allowed));
+        }
+        if let Some(capacity) = capacity {
+            let below = limit.is_some_and(|limit| capacity >= limit);
+            if capacity.0 < DRAM_CAPACITY_MIN || below {
+                let least = Size(DRAM_CAPACITY_MIN);
+                let allowed = format!("auto, or at least {least} and below memory.limit");
+                problems.push(Problem::new("dram.capacity", capacity, allowed));
+            }
+        }
+    }
+
+    fn check_leases(&self, problems: &mut Vec<Problem>) {
+        let (default, longest) = (self.lease.ttl_default, self.lease.ttl_max);
+        let least = Period(LEASE_TTL_MIN);
+        if !(LEASE_TTL_MIN..=LEASE_TTL_MAX).contains(&longest.0) {
+            let allowed = format!("{least} to {}", Period(LEASE_TTL_MAX));
+            problems.push(Problem::new("lease.ttl_max", longest, allowed));
+        }
+        if default.0 < LEASE_TTL_MIN || default > longest {
+            let allowed = format!("{least} to lease.ttl_max ({longest})");
+            problems.push(Problem::new("lease.ttl_default", default, allowed));
+        }
+        if let (Some(bytes), Some(capacity)) =
+            (self.lease.session_bytes_max.given(), self.dram.capacity.given())
+            && bytes > capacity
+        {
+            let allowed = format!("auto, or 0B to dram.capacity ({capacity})");
+            problems.push(Problem::new("lease.session_bytes_max", bytes, allowed));
+        }
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.chars().count() <= NAME_CHARS_MAX
+        && !text.chars().any(|c| c.is_whitespace() || c.is_control())
+}
+
+fn is_endpoint(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    is_name(host) && port.parse::<u16>().is_ok_and(|port| port != 0)
+}

@@ -1,0 +1,78 @@
+//! Every constant limit of the server, with the reason for its value.
+//!
+//! All are checked before memory is taken for what they limit. What an operator would change is in
+//! [`config`](crate::config) instead; the store has its own in [`kvstrata_tiers::limits`].
+
+use std::time::Duration;
+
+/// Bytes in one mebibyte.
+const MIB: usize = 1 << 20;
+
+/// Hashes in one lookup, touch, describe, prefetch or remove: 2 M tokens at 16 to a block, four
+/// times the longest prompt met.
+pub const LOOKUP_HASHES_MAX: usize = 131_072;
+/// Blocks in one put offer: with their checksums the offer stays below the message limit.
+pub const PUT_BLOCKS_MAX: usize = 65_536;
+/// Blocks in one get.
+pub const GET_BLOCKS_MAX: usize = 65_536;
+/// The largest message read or written. The largest lookup (32-byte hashes) takes half of it.
+pub const MESSAGE_BYTES_MAX: usize = 8 * MIB;
+/// Payload packed into one message of a get: large enough that framing does not matter, small enough
+/// that the first bytes leave early.
+pub const GET_MESSAGE_BYTES: usize = MIB;
+/// Blocks of one get that load ahead of the reader. A reader that stalls holds no more than these.
+pub const GET_BLOCKS_AHEAD: usize = 4;
+
+/// The largest HTTP/2 frame: with the default of 16 KiB, framing costs more than copying.
+pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;
+/// Bytes in flight on one stream: 1 ms at 8 GB/s.
+pub const HTTP2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
+/// Bytes in flight on one connection.
+pub const HTTP2_CONNECTION_WINDOW_BYTES: u32 = 32 << 20;
+/// Streams of one connection: one session, its puts and gets, and many lookups.
+pub const HTTP2_STREAMS_MAX: u32 = 1024;
+/// How often a silent connection is asked whether it lives.
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long it may take to answer. A client that is gone without a word is noticed within both.
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections of all clients: engines open a few each, a cluster has hundreds of them.
+pub const CONNECTIONS_MAX: usize = 4096;
+
+/// Sessions of all clients.
+pub const SESSIONS_MAX: usize = 16_384;
+/// Puts of one session at a time. Each claims room in dram.
+pub const PUTS_PER_SESSION_MAX: usize = 64;
+/// Leases of one session at a time.
+pub const LEASES_PER_SESSION_MAX: usize = 65_536;
+/// Leases of all sessions: about 200 B each besides their pins.
+pub const LEASES_MAX: usize = 262_144;
+/// Events waiting in one session's stream: there is no more than one of each kind.
+pub const SESSION_EVENTS_MAX: usize = 4;
+/// The longest client name kept for logs and stats; longer ones are refused.
+pub const CLIENT_NAME_BYTES_MAX: usize = 256;
+/// All sessions together may lease 1 / this x 3 of dram, so that puts always find room.
+pub const LEASED_SHARE_DIVISOR: u64 = 4;
+
+/// Longest time for a call that is answered with one message.
+pub const UNARY_DEADLINE: Duration = Duration::from_secs(30);
+/// Time for a get that does not say: a context of 100 GB at 1 GB/s.
+pub const GET_DEADLINE_DEFAULT: Duration = Duration::from_secs(120);
+/// Longest time that a get may ask for.
+pub const GET_DEADLINE_MAX: Duration = Duration::from_secs(600);
+/// Longest silence within a put, so that a client that hangs holds no staging for ever.
+pub const PUT_IDLE_MAX: Duration = Duration::from_secs(30);
+/// How long a client should wait when a count is exhausted.
+pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
+/// Blocks that one prefetch loads at a time, and prefetches that run at a time.
+pub const PREFETCH_LOADS_MAX: usize = 8;
+
+const _: () = assert!(
+    LOOKUP_HASHES_MAX * kvstrata_tiers::block::HASH_BYTES_MAX + MIB <= MESSAGE_BYTES_MAX,
+    "the largest lookup must fit into a message"
+);
+const _: () = assert!(
+    PUT_BLOCKS_MAX * (kvstrata_tiers::block::HASH_BYTES_MAX + 8) + MIB <= MESSAGE_BYTES_MAX,
+    "the largest offer of whole blocks must fit into a message"
+);
+const _: () = assert!(LOOKUP_HASHES_MAX >= 65_536, "a prompt of 1 M tokens must fit");
+const _: () = assert!(GET_MESSAGE_BYTES * 2 <= MESSAGE_BYTES_MAX, "packed messages must fit");

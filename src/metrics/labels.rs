@@ -1,0 +1,186 @@
+//! The closed sets of label values, spelled as they appear.
+//!
+//! Never a key, a lease, a peer or an error text: those have no bound.
+
+use std::fmt;
+
+use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
+
+/// Declares an enum of label values with their spelling.
+///
+/// A macro because the derived encoding prints the Rust spelling, and writing six such enums by hand
+/// is where a spelling and its list drift apart.
+macro_rules! label_values {
+    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name {
+            $($(#[$value_doc])* $value,)+
+        }
+
+        impl $name {
+            /// All values.
+            pub const ALL: &'static [Self] = &[$(Self::$value,)+];
+
+            /// The spelling in metrics.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$value => $text,)+
+                }
+            }
+        }
+
+        impl EncodeLabelValue for $name {
+            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+                self.name().encode(encoder)
+            }
+        }
+    };
+}
+
+label_values! {
+    /// Where a block was read from.
+    TierLabel {
+        /// CPU memory.
+        Dram = "dram",
+        /// Local flash.
+        Nvme = "nvme",
+        /// Object storage.
+        Object = "object",
+    }
+}
+
+label_values! {
+    /// What a lookup said about a block: the decision, not a later delivery.
+    Answer {
+        /// In the prefix, in dram.
+        Dram = "dram",
+        /// In the prefix, on nvme.
+        Nvme = "nvme",
+        /// In the prefix, in object storage.
+        Object = "object",
+        /// In the prefix, its put in flight.
+        Pending = "pending",
+        /// Not in the prefix.
+        Miss = "miss",
+    }
+}
+
+label_values! {
+    /// Why a get delivered no bytes for a block.
+    Missed {
+        /// Not here.
+        Absent = "absent",
+        /// Its put is in flight.
+        Pending = "pending",
+        /// It failed verification and was quarantined.
+        Corrupt = "corrupt",
+        /// The tier did not answer in time.
+        Timeout = "timeout",
+        /// The tier is overloaded, or dram has no room.
+        Busy = "busy",
+    }
+}
+
+label_values! {
+    /// What became of an offered block.
+    PutLabel {
+        /// Readable now.
+        Stored = "stored",
+        /// This part is here, others are missing.
+        PartStored = "part_stored",
+        /// Was here.
+        Duplicate = "duplicate",
+        /// Was here with other bytes; the first stays.
+        DuplicateDiffers = "duplicate_differs",
+        /// Another put of it is in flight.
+        Pending = "pending",
+        /// No room without hurting others.
+        Refused = "refused",
+        /// The bytes did not match their checksum.
+        Corrupt = "corrupt",
+    }
+}
+
+label_values! {
+    /// Why a lease ended.
+    LeaseEnd {
+        /// The client gave it back.
+        Released = "released",
+        /// Its deadline passed.
+        Expired = "expired",
+        /// Its session ended.
+        Session = "session",
+    }
+}
+
+label_values! {
+    /// A call of the contract.
+    Op {
+        /// Open.
+        Open = "open",
+        /// Session.
+        Session = "session",
+        /// Lookup.
+        Lookup = "lookup",
+        /// Put.
+        Put = "put",
+        /// Get.
+        Get = "get",
+        /// Describe.
+        Describe = "describe",
+        /// Touch.
+        Touch = "touch",
+        /// Prefetch.
+        Prefetch = "prefetch",
+        /// Release.
+        Release = "release",
+        /// Renew.
+        Renew = "renew",
+        /// Remove.
+        Remove = "remove",
+        /// Stats.
+        Stats = "stats",
+    }
+}
+
+label_values! {
+    /// How a call ended: a gRPC code.
+    Outcome {
+        /// It did what was asked; misses are data.
+        Ok = "ok",
+        /// The client or a drain ended it.
+        Cancelled = "cancelled",
+        /// Not one of ours.
+        Unknown = "unknown",
+        /// The request can never work as written.
+        InvalidArgument = "invalid_argument",
+        /// Out of time.
+        DeadlineExceeded = "deadline_exceeded",
+        /// The namespace is not open here.
+        NotFound = "not_found",
+        /// Not one of ours.
+        AlreadyExists = "already_exists",
+        /// Not allowed.
+        PermissionDenied = "permission_denied",
+        /// Over a limit.
+        ResourceExhausted = "resource_exhausted",
+        /// The bytes do not fit the namespace.
+        FailedPrecondition = "failed_precondition",
+        /// The session or lease has ended.
+        Aborted = "aborted",
+        /// A message was larger than allowed.
+        OutOfRange = "out_of_range",
+        /// Not built in or not switched on.
+        Unimplemented = "unimplemented",
+        /// A defect of this program.
+        Internal = "internal",
+        /// Starting or draining.
+        Unavailable = "unavailable",
+        /// Stored bytes failed verification.
+        DataLoss = "data_loss",
+        /// Nobody we know.
+        Unauthenticated = "unauthenticated",
+    }
+}

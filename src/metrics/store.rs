@@ -1,0 +1,62 @@
+//! Gauges of what the store holds, read from it when a page of metrics is made.
+
+use kvstrata_tiers::stack::Usage;
+use prometheus_client::{
+    metrics::gauge::Gauge,
+    registry::{Registry, Unit},
+};
+
+/// The gauges; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct StoreGauges {
+    dram_capacity_bytes: Gauge,
+    dram_used_bytes: Gauge,
+    dram_blocks: Gauge,
+    index_blocks: Gauge,
+    index_bytes: Gauge,
+    staging_bytes: Gauge,
+}
+
+impl StoreGauges {
+    /// Names the gauges in `registry`.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let gauges = Self::default();
+        let counts: [(&str, &str, &Gauge); 2] = [
+            ("dram_blocks", "Readable blocks in dram", &gauges.dram_blocks),
+            ("index_blocks", "Blocks in the index, on all tiers", &gauges.index_blocks),
+        ];
+        for (name, help, gauge) in counts {
+            registry.register(name, help, gauge.clone());
+        }
+        let bytes: [(&str, &str, &Gauge); 4] = [
+            ("dram_capacity", "Memory of the dram tier", &gauges.dram_capacity_bytes),
+            ("dram_used", "Memory of the dram tier in use, whatever for", &gauges.dram_used_bytes),
+            ("index", "Memory of the index", &gauges.index_bytes),
+            (
+                "staging",
+                "Memory of puts in flight, and of removed blocks that are still read",
+                &gauges.staging_bytes,
+            ),
+        ];
+        for (name, help, gauge) in bytes {
+            registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
+        }
+        gauges
+    }
+
+    /// Shows `usage`.
+    pub fn show(&self, usage: &Usage) {
+        let pairs = [
+            (&self.dram_capacity_bytes, usage.dram_capacity_bytes),
+            (&self.dram_used_bytes, usage.dram_used_bytes),
+            (&self.dram_blocks, usage.dram_blocks),
+            (&self.index_blocks, usage.index_blocks),
+            (&self.index_bytes, usage.index_bytes),
+            (&self.staging_bytes, usage.staging_bytes),
+        ];
+        for (gauge, value) in pairs {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+    }
+}

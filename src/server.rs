@@ -1,0 +1,341 @@
+//! The one place where components meet: builds them in order, serves, and leaves in order.
+//!
+//! Start: identity, memory, store, listeners, tasks, ready. End: unready, tell the sessions, refuse
+//! new sessions and leases, wait for calls and sessions within the grace, end what is left, close the
+//! listeners, join the tasks. Liveness and metrics are served until the last step.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use kvstrata_proto::v1::{self as wire, block_cache_server::SERVICE_NAME};
+use kvstrata_tiers::{
+    metrics::TierMetrics,
+    namespace::NamespaceTable,
+    stack::{Stack, StackConfig},
+};
+use prometheus_client::registry::Registry;
+use serde::Serialize;
+use thiserror::Error;
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, watch},
+    time::Instant,
+};
+use tonic_health::{ServingStatus, server::HealthReporter};
+use tower::util::MapResponseLayer;
+use tracing::{error, info, warn};
+
+use crate::{
+    api::{self, Calls, Leases, Node, Sessions, incoming},
+    budget::{Budget, Machine},
+    config::{Auto, Config, Problems},
+    http, id,
+    identity_file::{self, IdentityError},
+    lease::LeaseLimits,
+    limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX},
+    metrics::{self, ServerMetrics, StoreGauges},
+    readiness::{Latch, Readiness},
+    tasks::Tasks,
+};
+
+/// Time after the drain for connections to close and tasks to end: they have nothing left to do.
+const CLOSE_GRACE: Duration = Duration::from_secs(2);
+/// Time for connections to close after that: longer than a round trip, shorter than the above.
+const CONNECTIONS_GRACE: Duration = Duration::from_secs(1);
+/// The health service's name for "the process lives", which never depends on anything.
+const LIVENESS: &str = "liveness";
+
+/// Why a server did not start or had to stop.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The configuration cannot work on this machine.
+    #[error(transparent)]
+    Config(#[from] Problems),
+    /// There is no secret.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The store did not open.
+    #[error("open the store: {0}")]
+    Store(#[from] kvstrata_tiers::error::Error),
+    /// An address could not be listened on.
+    #[error("{key}: listen on {address}: {source}")]
+    Listen {
+        /// The dotted key of the address.
+        key: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The reflection service could not be built.
+    #[error("build the reflection service: {0}")]
+    Reflection(#[from] tonic_reflection::server::Error),
+    /// A task that must run ended.
+    #[error("a critical task ended; the log says which")]
+    Failed,
+}
+
+/// Where a server can be reached: what `--print-addresses` prints.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Addresses {
+    /// The gRPC contract.
+    pub grpc: SocketAddr,
+    /// `/livez`, `/readyz`, `/metrics`.
+    pub http: SocketAddr,
+}
+
+/// A server that is bound and built, but does not serve yet.
+#[derive(Debug)]
+pub struct Server {
+    addresses: Addresses,
+    drain_grace: Duration,
+    grpc: Option<TcpListener>,
+    http: Option<TcpListener>,
+    node: Arc<Node>,
+    calls: Calls,
+    gauges: StoreGauges,
+    registry: Arc<Registry>,
+    readiness: Readiness,
+    starting: Option<Latch>,
+}
+
+impl Server {
+    /// Builds the components and binds the listeners.
+    ///
+    /// # Errors
+    /// If the configuration does not fit the machine, there is no secret, or an address is taken.
+    ///
+    /// # Cancel safety
+    /// Safe: what was bound is closed.
+    pub async fn bind(config: &Config) -> Result<Self, ServeError> {
+        let readiness = Readiness::new();
+        let starting = readiness.latch("listeners");
+        let secret = identity_file::load_or_generate(&config.identity)?;
+        let namespaces = NamespaceTable::new(secret, config.identity.shared_tenant);
+        let budget =
+            Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
+        for line in budget.to_string().lines() {
+            info!("{line}");
+        }
+        let (grpc, grpc_at) = listen("server.grpc_listen", config.server.grpc_listen).await?;
+        let (http, http_at) = listen("server.http_listen", config.server.http_listen).await?;
+
+        let mut registry = Registry::default();
+        let ours = registry.sub_registry_with_prefix(metrics::PREFIX);
+        let server_metrics = ServerMetrics::register(ours);
+        let gauges = StoreGauges::register(ours);
+        let tier_metrics = TierMetrics::register(&mut registry);
+        let namespaces = Arc::new(namespaces);
+        let stack_config = StackConfig {
+            dram_bytes: budget.dram,
+            index_blocks_max: budget.index_blocks_max(),
+            seed: id::random_seed()?,
+        };
+        let stack = Stack::open(stack_config, Arc::clone(&namespaces), Vec::new(), tier_metrics)?;
+
+        let giver = stack.clone();
+        let leases =
+            Leases::new(lease_limits(config, &budget), server_metrics.clone(), move |pins| {
+                giver.unpin(pins);
+            });
+        let name = node_name(config);
+        let node = Node {
+            members: members(config, &name, grpc_at),
+            name,
+            stack,
+            namespaces,
+            sessions: Sessions::new(leases.clone(), server_metrics.clone()),
+            leases,
+            tasks: Tasks::new(),
+            prefetches: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
+            started: Instant::now(),
+            metrics: server_metrics.clone(),
+        };
+        Ok(Self {
+            addresses: Addresses { grpc: grpc_at, http: http_at },
+            drain_grace: config.server.drain_grace.0,
+            grpc: Some(grpc),
+            http: Some(http),
+            node: Arc::new(node),
+            calls: Calls::new(server_metrics),
+            gauges,
+            registry: Arc::new(registry),
+            readiness,
+            starting: Some(starting),
+        })
+    }
+
+    /// Where it can be reached, with the ports that were chosen.
+    #[must_use]
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Serves until `shutdown` resolves, then drains; calls `ready` once when it serves.
+    ///
+    /// # Errors
+    /// `Failed` if a critical task ended before.
+    ///
+    /// # Cancel safety
+    /// Not safe: tasks would go on without anybody to join them.
+    pub async fn serve(
+        mut self,
+        shutdown: impl Future<Output = ()>,
+        ready: impl FnOnce(Addresses),
+    ) -> Result<(), ServeError> {
+        self.spawn_grpc()?;
+        self.spawn_http();
+        self.spawn_store_tasks();
+        self.starting = None;
+        let Addresses { grpc, http } = self.addresses;
+        info!(%grpc, %http, node = self.node.name, "listening");
+        ready(self.addresses);
+
+        let tasks = self.node.tasks.clone();
+        let failed = tasks.failed_token();
+        tokio::select! {
+            () = shutdown => info!(grace_ms = self.drain_grace.as_millis(), "drain started"),
+            () = failed.cancelled() => warn!("drain started because a critical task ended"),
+        }
+        self.drain().await;
+        let late = tasks.shutdown(CLOSE_GRACE).await;
+        info!(tasks_late = late.len(), "stopped");
+        if failed.is_cancelled() { Err(ServeError::Failed) } else { Ok(()) }
+    }
+
+    fn spawn_grpc(&mut self) -> Result<(), ServeError> {
+        let Some(listener) = self.grpc.take() else { return Ok(()) };
+        let reflection = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(kvstrata_proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .build_v1()?;
+        let (reporter, health) = tonic_health::server::health_reporter();
+        let router = api::transport()
+            .layer(MapResponseLayer::new(api::correct_unreadable))
+            .add_service(health)
+            .add_service(reflection)
+            .add_service(api::service(Arc::clone(&self.node), self.calls.clone()));
+        let open = self.node.metrics.connections.clone();
+        let connections = incoming::connections(listener, CONNECTIONS_MAX, open);
+        let tasks = &self.node.tasks;
+        let stop = tasks.stop_token();
+        tasks.spawn_critical("grpc", async move {
+            let serving = router.serve_with_incoming_shutdown(connections, stop.cancelled());
+            let late = async {
+                stop.cancelled().await;
+                tokio::time::sleep(CONNECTIONS_GRACE).await;
+            };
+            tokio::select! {
+                Err(why) = serving => error!(error = %why, "gRPC listener failed"),
+                () = late => info!("connections left open by clients are cut"),
+                else => {}
+            }
+        });
+        let stop = tasks.stop_token();
+        let ready = self.readiness.watch();
+        tasks.spawn("health", async move {
+            // Ends with the server; health has nothing to clean up.
+            stop.run_until_cancelled(follow_readiness(reporter, ready)).await;
+        });
+        Ok(())
+    }
+
+    fn spawn_http(&mut self) {
+        let Some(listener) = self.http.take() else { return };
+        let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
+        let refresh = move || gauges.show(&stack.usage());
+        let pages = http::router(self.readiness.clone(), Arc::clone(&self.registry), refresh);
+        let tasks = &self.node.tasks;
+        let stop = tasks.stop_token();
+        tasks.spawn_critical("http", async move {
+            let stopped = stop.clone().cancelled_owned();
+            let serving = axum::serve(listener, pages).with_graceful_shutdown(stopped);
+            if let Err(why) = serving.await {
+                error!(error = %why, "HTTP listener failed");
+            }
+        });
+    }
+
+    fn spawn_store_tasks(&self) {
+        let tasks = &self.node.tasks;
+        let (leases, stop) = (self.node.leases.clone(), tasks.stop_token());
+        tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
+        let stack = self.node.stack.clone();
+        tasks.spawn_blocking(
+            "pre-touch",
+            move |stop| {
+                while !stop.is_cancelled() && stack.pre_touch_step() {}
+            },
+        );
+    }
+
+    /// Waits for calls and sessions to finish within the grace, then ends what is left.
+    async fn drain(&self) {
+        let (node, grace) = (&self.node, self.drain_grace);
+        self.readiness.drain();
+        node.sessions.drain(grace);
+        let idle = async {
+            node.sessions.wait_none().await;
+            self.calls.wait_none().await;
+        };
+        if tokio::time::timeout(grace, idle).await.is_err() {
+            info!(sessions = node.sessions.count(), "grace is over, ending what is left");
+        }
+        node.sessions.end_all();
+    }
+}
+
+/// Tells health watchers what readiness says; liveness is always well.
+async fn follow_readiness(reporter: HealthReporter, mut ready: watch::Receiver<bool>) {
+    reporter.set_service_status(LIVENESS, ServingStatus::Serving).await;
+    loop {
+        let status = if *ready.borrow_and_update() {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        };
+        reporter.set_service_status("", status).await;
+        reporter.set_service_status(SERVICE_NAME, status).await;
+        if ready.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn listen(
+    key: &'static str,
+    address: SocketAddr,
+) -> Result<(TcpListener, SocketAddr), ServeError> {
+    let failed = |source| ServeError::Listen { key, address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+fn lease_limits(config: &Config, budget: &Budget) -> LeaseLimits {
+    let given = config.lease.session_bytes_max.given();
+    LeaseLimits {
+        ttl_default: config.lease.ttl_default.0,
+        ttl_max: config.lease.ttl_max.0,
+        session_bytes_max: given.map_or(budget.dram / 2, |bytes| bytes.0),
+        total_bytes_max: budget.dram / LEASED_SHARE_DIVISOR * 3,
+    }
+}
+
+fn node_name(config: &Config) -> String {
+    match &config.node.name {
+        Auto::Given(name) => name.clone(),
+        Auto::Auto => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    }
+}
+
+/// The cluster of this one node.
+fn members(config: &Config, name: &str, listening: SocketAddr) -> wire::MemberList {
+    let endpoint = match &config.node.advertise {
+        Auto::Given(endpoint) => endpoint.clone(),
+        Auto::Auto if listening.ip().is_unspecified() => format!("{name}:{}", listening.port()),
+        Auto::Auto => listening.to_string(),
+    };
+    let member =
+        wire::Member { index: 0, name: name.to_owned(), endpoint, zone: config.node.zone.clone() };
+    wire::MemberList { epoch: 1, self_: 0, members: vec![member] }
+}

@@ -1,0 +1,175 @@
+//! Every background task of the server: named, cancelled, joined.
+//!
+//! A task that must live as long as the server is *critical*: if it panics or ends early, the server
+//! is asked to drain, because a node that only looks alive is worse than one that is gone. Shutdown
+//! cancels all, waits a bounded time, and says by name who is still running.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use parking_lot::Mutex;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{error, warn};
+
+/// A handle to the tasks of one server; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Tasks {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    tracker: TaskTracker,
+    stop: CancellationToken,
+    failed: CancellationToken,
+    next: AtomicU64,
+    running: Mutex<BTreeMap<u64, &'static str>>,
+}
+
+/// Takes the name off the list however the task ends.
+struct Running {
+    shared: Arc<Shared>,
+    number: u64,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.running.lock().remove(&self.number);
+    }
+}
+
+impl Tasks {
+    /// No tasks yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Cancelled when tasks should end.
+    #[must_use]
+    pub fn stop_token(&self) -> CancellationToken {
+        self.shared.stop.clone()
+    }
+
+    /// Cancelled when a critical task panicked or ended before it was asked to.
+    #[must_use]
+    pub fn failed_token(&self) -> CancellationToken {
+        self.shared.failed.clone()
+    }
+
+    /// Starts a task whose end is no reason to stop; a panic is logged.
+    pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+        let running = self.enter(name);
+        self.shared.tracker.spawn(async move {
+            let _running = running;
+            if AssertUnwindSafe(task).catch_unwind().await.is_err() {
+                error!(task = name, "task panicked");
+            }
+        });
+    }
+
+    /// Starts a task that must run until the [stop token](Self::stop_token) is cancelled; any other
+    /// end cancels the [failed token](Self::failed_token).
+    pub fn spawn_critical(
+        &self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let running = self.enter(name);
+        self.shared.tracker.spawn(async move {
+            let panicked = AssertUnwindSafe(task).catch_unwind().await.is_err();
+            let shared = &running.shared;
+            if panicked || !shared.stop.is_cancelled() {
+                error!(task = name, panicked, "critical task ended, the node will drain");
+                shared.failed.cancel();
+            }
+        });
+    }
+
+    /// Runs work that takes a thread, which must look at the stop token between its steps.
+    pub fn spawn_blocking(
+        &self,
+        name: &'static str,
+        work: impl FnOnce(CancellationToken) + Send + 'static,
+    ) {
+        let running = self.enter(name);
+        let stop = self.stop_token();
+        self.shared.tracker.spawn_blocking(move || {
+            let _running = running;
+            work(stop);
+        });
+    }
+
+    /// Names of the tasks that run now, in the order of their start.
+    #[must_use]
+    pub fn running(&self) -> Vec<&'static str> {
+        self.shared.running.lock().values().copied().collect()
+    }
+
+    /// Asks all tasks to end and waits for them, at most `grace`; returns the names of those that
+    /// still run.
+    ///
+    /// # Cancel safety
+    /// Safe: tasks stay cancelled.
+    pub async fn shutdown(&self, grace: Duration) -> Vec<&'static str> {
+        self.shared.stop.cancel();
+        self.shared.tracker.close();
+        if tokio::time::timeout(grace, self.shared.tracker.wait()).await.is_ok() {
+            return Vec::new();
+        }
+        let late = self.running();
+        warn!(tasks = ?late, grace_ms = grace.as_millis(), "tasks still running at shutdown");
+        late
+    }
+
+    fn enter(&self, name: &'static str) -> Running {
+        let number = self.shared.next.fetch_add(1, Ordering::Relaxed);
+        self.shared.running.lock().insert(number, name);
+        Running { shared: Arc::clone(&self.shared), number }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn shutdown_names_who_is_late() {
+        let tasks = Tasks::new();
+        let stop = tasks.stop_token();
+        tasks.spawn("obedient", async move { stop.cancelled().await });
+        tasks.spawn("deaf", std::future::pending());
+        assert_eq!(tasks.running(), ["obedient", "deaf"]);
+        assert_eq!(tasks.shutdown(Duration::from_secs(1)).await, ["deaf"]);
+    }
+
+    #[tokio::test]
+    async fn the_panic_of_a_critical_task_is_a_failure_and_that_of_another_is_not() {
+        let tasks = Tasks::new();
+        tasks.spawn("optional", async { panic!("a test") });
+        while !tasks.running().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert!(!tasks.failed_token().is_cancelled());
+        tasks.spawn_critical("needed", async { panic!("a test") });
+        tasks.failed_token().cancelled().await;
+    }
+
+    #[tokio::test]
+    async fn a_critical_task_that_ends_when_asked_is_no_failure() {
+        let tasks = Tasks::new();
+        let stop = tasks.stop_token();
+        tasks.spawn_critical("sweeper", async move { stop.cancelled().await });
+        assert!(tasks.shutdown(Duration::from_secs(5)).await.is_empty());
+        assert!(!tasks.failed_token().is_cancelled());
+    }
+}
