@@ -16,6 +16,7 @@ pub mod lease;
 pub mod limits;
 pub mod logging;
 pub mod metrics;
+mod numbers;
 pub mod readiness;
 pub mod replay;
 pub mod server;

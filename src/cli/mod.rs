@@ -1,8 +1,13 @@
 //! The command line: what each command is for, and how a failure ends the process.
 
+pub mod get;
+pub mod lookup;
+pub mod put;
 pub mod replay;
 pub mod serve;
+pub mod stats;
 mod stdout;
+pub mod target;
 
 use std::{
     io::{self, Write},
@@ -32,6 +37,14 @@ pub struct Cli {
 pub enum Command {
     /// Run a node until SIGTERM or SIGINT, then drain.
     Serve(serve::Args),
+    /// Store a file under a key.
+    Put(put::Args),
+    /// Write the value of a key to standard output or a file.
+    Get(get::Args),
+    /// Tell which tier holds each key.
+    Lookup(lookup::Args),
+    /// Show what a server holds and has done.
+    Stats(stats::Args),
     /// Drive a server with the requests of a trace and check every byte.
     Replay(replay::Args),
 }
@@ -78,6 +91,10 @@ pub async fn run() -> ExitCode {
     };
     let result = match cli.command {
         Command::Serve(args) => serve::run(args).await,
+        Command::Put(args) => put::run(args).await.map_err(Failure::from),
+        Command::Get(args) => get::run(args).await.map_err(Failure::from),
+        Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
+        Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
     };
     match result {

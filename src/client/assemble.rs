@@ -282,7 +282,7 @@ impl Current {
             part_bytes => part_bytes,
         };
         self.received += piece.data.len();
-        if self.received > whole || whole > PART_BYTES_MAX as usize {
+        if self.received > whole || whole as u64 > PART_BYTES_MAX {
             let received = self.received;
             return Err(broken_contract(DOING, &format!("{received} of {whole} bytes of a part")));
         }

@@ -89,7 +89,7 @@ impl Client {
             .await
             .map_err(|_elapsed| cannot_connect(ErrorKind::Timeout, endpoint))?
             .map_err(|error| {
-                cannot_connect(ErrorKind::Unavailable, endpoint).because(root(error))
+                cannot_connect(ErrorKind::Unavailable, endpoint).because(root(&error))
             })?;
         let wire = BlockCacheClient::new(channel.clone())
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
@@ -203,8 +203,8 @@ fn cannot_connect(kind: ErrorKind, endpoint: &str) -> Error {
 }
 
 /// The innermost cause: the layers above it only say "transport error".
-fn root(error: tonic::transport::Error) -> Box<dyn std::error::Error + Send + Sync> {
-    let mut innermost: &dyn std::error::Error = &error;
+fn root(error: &tonic::transport::Error) -> Box<dyn std::error::Error + Send + Sync> {
+    let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }

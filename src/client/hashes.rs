@@ -28,7 +28,7 @@ impl HashList {
     /// Packs full 32-byte hashes.
     #[must_use]
     pub fn of(hashes: &[BlockHash]) -> Self {
-        let packed: Vec<u8> = hashes.iter().flat_map(|hash| hash.as_bytes()).copied().collect();
+        let packed: Vec<u8> = hashes.iter().flat_map(BlockHash::as_bytes).copied().collect();
         Self { packed: packed.into(), hash_bytes: HASH_BYTES_MAX }
     }
 

@@ -20,7 +20,6 @@ pub mod payload;
 mod process;
 mod report;
 mod tally;
-mod text;
 
 use std::sync::Arc;
 

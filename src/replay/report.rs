@@ -7,9 +7,13 @@ use serde::Serialize;
 use super::{
     ReplayOptions,
     tally::{Latency, PutCounts, Tally},
-    text::{count, gib_per_s, percent, time},
 };
-use crate::{client::Stats, sim::ratio, trace::Trace};
+use crate::{
+    client::Stats,
+    numbers::{count, gib_per_s, percent, time},
+    sim::ratio,
+    trace::Trace,
+};
 
 /// Times of one verb, in microseconds.
 #[derive(Debug, Clone, Serialize)]
