@@ -10,20 +10,20 @@ use std::{
 };
 
 /// What a line about a skipped test starts with.
-pub const SKIPPED: &str = "SKIPPED (no shared data): ";
+pub(crate) const SKIPPED: &str = "SKIPPED (no shared data): ";
 
 /// Names the folder that holds `traces/` and `kv/`.
 const VARIABLE: &str = "KVSTRATA_SHARED_DATA";
 
 /// The file `name` of the shared data for `test`, or `None` after saying that the test is skipped.
-pub fn find(test: &str, name: &str) -> Option<PathBuf> {
+pub(crate) fn find(test: &str, name: &str) -> Option<PathBuf> {
     let path = folder().join(name);
     if path.exists() {
         return Some(path);
     }
     let line = format!("{SKIPPED}{test} (looked for {}; set {VARIABLE})\n", path.display());
-    // `eprintln!` is captured by the harness; a handle is not. A lost line is no reason to fail.
-    std::io::stderr().write_all(line.as_bytes()).ok();
+    // `eprintln!` is captured by the harness; a handle is not.
+    std::io::stderr().write_all(line.as_bytes()).expect("stderr must take a line");
     None
 }
 

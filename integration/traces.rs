@@ -1,5 +1,7 @@
 //! Published traces read to the numbers that are known of them.
 
+use std::path::Path;
+
 use kvstrata::{
     sim::unbounded_hits,
     trace::{Format, ReadOptions, Trace, read},
@@ -7,11 +9,11 @@ use kvstrata::{
 
 use crate::shared_data;
 
-pub const CONVERSATION: &str = "traces/mooncake_conversation.jsonl.zst";
-pub const CLAUDE_CODE: &str = "traces/claude_code_24h_shared.rle.jsonl.zst";
+pub(crate) const CONVERSATION: &str = "traces/mooncake_conversation.jsonl.zst";
+pub(crate) const CLAUDE_CODE: &str = "traces/claude_code_24h_shared.rle.jsonl.zst";
 
 /// A shared trace for `test`, or `None` after saying that it is not there.
-pub fn shared(test: &str, name: &str, options: &ReadOptions) -> Option<Trace> {
+pub(crate) fn shared(test: &str, name: &str, options: &ReadOptions) -> Option<Trace> {
     let path = shared_data::find(test, name)?;
     Some(read(&path, options).expect("a published trace must read"))
 }
@@ -54,4 +56,10 @@ fn the_head_of_the_claude_code_trace_has_its_known_counts() {
     };
     assert_eq!((trace.len(), trace.blocks_unique()), (6_000, 484_807));
     assert_eq!(trace.references() / 10_000, 1_246);
+}
+
+/// The committed sample.
+pub(crate) fn sample() -> Trace {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/sample-trace.jsonl.zst");
+    read(&path, &ReadOptions::default()).expect("the sample must read")
 }

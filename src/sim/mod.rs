@@ -1,9 +1,9 @@
 //! What a cache of a given size would have hit on a trace.
 //!
-//! One request is atomic. Its hits are its longest prefix that is resident when it arrives; then its
-//! blocks are touched or inserted **tail first**, so that with recency the head of a chain outlives
-//! its tail. This is how the live tiers are driven, and the policies are the tiers' own code
-//! ([`kvstrata_tiers::evict`]), so a simulated ratio is a prediction and not a model of one.
+//! One request is atomic. Its hits are its longest prefix that is resident when it arrives; then
+//! its blocks are touched or inserted **tail first**, so that with recency the head of a chain
+//! outlives its tail. This is how the live tiers are driven, and the policies are the tiers' own
+//! code ([`kvstrata_tiers::evict`]), so a simulated ratio is a prediction and not a model of one.
 //!
 //! [`simulate`] runs one policy in one tier, [`simulate_tiers`] an inclusive hierarchy, [`Opt`] the
 //! upper bound that knows the future, and [`unbounded_hits`] the ratio that no capacity can pass.
@@ -94,7 +94,8 @@ pub struct Outcome {
     pub references: u64,
     /// References that were part of a resident prefix.
     pub hits: u64,
-    /// Blocks written into the cache.
+    /// Blocks that were not resident when a request arrived and were written for it; what OPT
+    /// bypasses is not written.
     pub insertions: u64,
 }
 

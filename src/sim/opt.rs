@@ -1,19 +1,19 @@
 //! The upper bound: Belady's choice with bypass, over whole requests.
 //!
 //! After each request the cache may hold any of what it held and of what the request named (a block
-//! may also be let go at once: *bypass*). It keeps the blocks used again soonest; among those due at
-//! the same request the deepest leaves first. No policy can hit more.
+//! may also be let go at once: *bypass*). It keeps the blocks used again soonest; among those due
+//! at the same request the deepest leaves first. No policy can hit more.
 //!
-//! **Why this is fast.** Only the next request that names a block matters, so the resident blocks are
-//! counted in groups, one for each future request. Blocks due at one request are one chain, and the
-//! deepest leaves first, so at any time what is left of a group is told by its size alone; when its
-//! request arrives, that size is its hits. Along a request the next use only grows with depth (a
-//! later request that names a block names its whole prefix), so a request adds a handful of
-//! (next request, count) pairs. One backward pass finds them, one forward pass with a heap of groups
-//! counts: no work for each block and capacity, and no next-use array of 340 MB.
+//! **Why this is fast.** Only the next request that names a block matters, so the resident blocks
+//! are counted in groups, one for each future request. Blocks due at one request are one chain, and
+//! the deepest leaves first, so at any time what is left of a group is told by its size alone; when
+//! its request arrives, that size is its hits. Along a request the next use only grows with depth
+//! (a later request that names a block names its whole prefix), so a request adds a handful of
+//! (next request, count) pairs. One backward pass finds them, one forward pass with a heap of
+//! groups counts: no work for each block and capacity, and no next-use array of 340 MB.
 //!
-//! In a trace whose ids are not chained the groups still hold the blocks Belady would keep, and their
-//! number is still an upper bound on the prefix hits; the insertions are then approximate.
+//! In a trace whose ids are not chained the groups still hold the blocks Belady would keep, and
+//! their number is still an upper bound on the prefix hits; the insertions are then approximate.
 
 use std::collections::BinaryHeap;
 

@@ -1,7 +1,7 @@
 //! Many simulations of one trace, spread over the cores.
 //!
-//! Each simulation is independent and single-threaded, so the outcomes do not depend on how many run
-//! at once. The next uses that [`Opt`] needs are found once and shared.
+//! Each simulation is independent and single-threaded, so the outcomes do not depend on how many
+//! run at once. The next uses that [`Opt`] needs are found once and shared.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},

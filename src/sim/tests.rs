@@ -33,11 +33,11 @@ fn model_lru(requests: &[Vec<u32>], capacity: usize) -> Outcome {
     for request in requests {
         references += request.len() as u64;
         hits += request.iter().take_while(|block| order.contains(block)).count() as u64;
+        insertions += request.iter().filter(|block| !order.contains(block)).count() as u64;
         for block in request.iter().rev() {
             if order.contains(block) {
                 order.retain(|other| other != block);
             } else {
-                insertions += 1;
                 if order.len() == capacity {
                     order.remove(0);
                 }

@@ -17,8 +17,8 @@ const ABSENT: u32 = u32::MAX;
 pub(super) struct Tier {
     eviction: Box<dyn Eviction>,
     capacity: usize,
-    /// By block: its slot, or [`ABSENT`]. Slots are the ids that the policy sees, so that its memory
-    /// follows the capacity and not the trace.
+    /// By block: its slot, or [`ABSENT`]. Slots are the ids that the policy sees, so that its
+    /// memory follows the capacity and not the trace.
     slots: Vec<u32>,
     /// By slot: its block.
     blocks: Vec<u32>,
@@ -52,11 +52,18 @@ impl Tier {
             self.eviction.touch(slot);
             return;
         }
-        let tag = u64::from(block);
         if let Some(slot) = self.free_slot(block) {
             self.place(block, slot);
-            self.eviction.insert(slot, tag);
-            self.insertions = self.insertions.saturating_add(1);
+            self.eviction.insert(slot, u64::from(block));
+        }
+    }
+
+    /// Counts what the request will write: its blocks that are not resident when it arrives. A
+    /// block that its own tail pushes out and that is put back at once is not written again.
+    fn count_insertions(&mut self, request: &Request<'_>) {
+        if self.capacity > 0 {
+            let absent = request.blocks().filter(|block| self.slot(*block).is_none()).count();
+            self.insertions = self.insertions.saturating_add(absent as u64);
         }
     }
 
@@ -82,7 +89,7 @@ pub struct TiersOutcome {
     pub references: u64,
     /// For each tier, the references in a resident prefix whose hottest copy it held.
     pub hits: Vec<u64>,
-    /// For each tier, the blocks written into it.
+    /// For each tier, the blocks that were not in it when a request used them.
     pub insertions: Vec<u64>,
 }
 
@@ -126,6 +133,7 @@ pub(super) fn run(
     for (position, request) in trace.requests().enumerate() {
         count_prefix(&request, &tiers, &mut hits);
         for tier in &mut tiers {
+            tier.count_insertions(&request);
             request.blocks().rev().for_each(|block| tier.use_block(block));
         }
         unreported += u64::from(request.blocks_count());

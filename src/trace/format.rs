@@ -6,8 +6,8 @@
 //! | Qwen-Bailian | `chat_id` | `hash_ids` | 16 | s |
 //! | Mooncake | `hash_ids` | `hash_ids` | 512 | ms |
 //!
-//! Other fields are passed over. Fields are taken from the parsed object one by one and not through a
-//! derived reader, because a message must name the field, the value and what is allowed.
+//! Other fields are passed over. Fields are taken from the parsed object one by one and not through
+//! a derived reader, because a message must name the field, the value and what is allowed.
 
 use std::{collections::HashMap, fmt};
 

@@ -1,8 +1,8 @@
 //! Gives the block ids of a file dense numbers, range by range.
 //!
-//! Known ids are kept as intervals (first id, length, first dense number), so a chain that a session
-//! extends turn by turn is one interval however often it is named. Interning costs a look-up in a
-//! sorted map for each interval touched, not for each block.
+//! Known ids are kept as intervals (first id, length, first dense number), so a chain that a
+//! session extends turn by turn is one interval however often it is named. Interning costs a
+//! look-up in a sorted map for each interval touched, not for each block.
 
 use std::collections::{BTreeMap, HashSet};
 

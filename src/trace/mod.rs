@@ -1,17 +1,17 @@
 //! Request traces: who asked for which blocks, when.
 //!
-//! A trace lists requests in order of time; a request lists the blocks of its prompt in chain order.
-//! Two requests that name the same block share the whole prefix up to it: that is what the published
-//! traces promise, and what every count in [`sim`](crate::sim) rests on.
+//! A trace lists requests in order of time; a request lists the blocks of its prompt in chain
+//! order. Two requests that name the same block share the whole prefix up to it: that is what the
+//! published traces promise, and what every count in [`sim`](crate::sim) rests on.
 //!
-//! Invariants: block ids are dense, `0..blocks_unique()`, numbered by first appearance in the file; a
-//! request names a block at most once; requests are sorted by time, equal times in file order.
+//! Invariants: block ids are dense, `0..blocks_unique()`, numbered by first appearance in the file;
+//! a request names a block at most once; requests are sorted by time, equal times in file order.
 //!
-//! Blocks stay **runs** of consecutive ids and are expanded lazily. The Claude Code day has 85 million
-//! references in 46,218 requests: 340 MB as a flat list, under 4 MB as runs.
+//! Blocks stay **runs** of consecutive ids and are expanded lazily. The Claude Code day has 85
+//! million references in 46,218 requests: 340 MB as a flat list, under 4 MB as runs.
 //!
-//! Flow: [`read`](read::read) detects format and compression, [`format`] turns a line into ranges of
-//! file ids, [`intern`] turns those into runs. [`generate`] writes traces of our own, [`model`] says
+//! Flow: [`read()`] detects format and compression, `format` turns a line into ranges of file ids,
+//! `intern` turns those into runs. [`generate`] writes traces of our own, [`model`] says
 //! how many bytes a token is.
 
 mod format;
@@ -136,8 +136,8 @@ impl Trace {
         self.sessions
     }
 
-    /// References left out because the same request had named the block before. Above zero the file's
-    /// ids are not chained, and prefix hits are counted on what is left.
+    /// References left out because the same request had named the block before. Above zero the
+    /// file's ids are not chained, and prefix hits are counted on what is left.
     #[must_use]
     pub fn repeats_dropped(&self) -> u64 {
         self.repeats_dropped

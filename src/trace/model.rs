@@ -1,7 +1,7 @@
 //! How many bytes of KV a model keeps for a token.
 //!
-//! Two (K and V) x layers x KV heads x head size x bytes of the element, or the latent size for MLA.
-//! The numbers are for the whole model, all ranks together, in bf16; fp8 halves them.
+//! Two (K and V) x layers x KV heads x head size x bytes of the element, or the latent size for
+//! MLA. The numbers are for the whole model, all ranks together, in bf16; fp8 halves them.
 
 use std::{fmt, str::FromStr};
 

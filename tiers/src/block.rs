@@ -119,11 +119,14 @@ impl<'a> Hashes<'a> {
     /// All hashes in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = BlockHash> + ExactSizeIterator + 'a {
         self.packed.chunks_exact(self.hash_bytes).map(|bytes| {
-            let mut full = [0; HASH_BYTES_MAX];
-            for (to, from) in full.iter_mut().zip(bytes) {
-                *to = *from;
-            }
-            BlockHash(full)
+            // The usual length without a loop.
+            BlockHash(bytes.try_into().unwrap_or_else(|_shorter| {
+                let mut full = [0; HASH_BYTES_MAX];
+                for (to, from) in full.iter_mut().zip(bytes) {
+                    *to = *from;
+                }
+                full
+            }))
         })
     }
 }

@@ -182,6 +182,8 @@ impl State {
         let lent = self.lent.get_mut(open.last()?)?;
         let slot = lent.free.pop()?;
         if lent.free.is_empty() {
+            // In a full arena the lists of free slots would cost 16 bytes a block.
+            lent.free = Vec::new();
             open.pop();
         }
         Some(slot)

@@ -5,13 +5,13 @@
 //! there is a list of tags that left it lately (B1, B2). A block that comes back from such a list
 //! says that its side was too small, and moves the target size of `recent` (the paper's p).
 //!
-//! Invariants for a capacity c: recent + its tags <= c, all four lists together <= 2 c. They hold as
-//! long as the caller evicts before the insert that would pass c; a cache that is over its capacity
-//! for a while is trimmed at the next insert.
+//! Invariants for a capacity c: recent + its tags <= c, all four lists together <= 2 c. They hold
+//! as long as the caller evicts before the insert that would pass c; a cache that is over its
+//! capacity for a while is trimmed at the next insert.
 //!
 //! The paper replaces and inserts in one step. Here they are two calls that carry the same tag, so
-//! the target moves at the first of them, and only once. Ids that may not leave are passed over; if a
-//! side has no other, the other side gives the block.
+//! the target moves at the first of them, and only once. Ids that may not leave are passed over; if
+//! a side has no other, the other side gives the block.
 
 use std::fmt;
 
@@ -22,6 +22,9 @@ use super::{CheapHash, EntryId, Eviction, queues::Queues};
 const RECENT: u8 = 0;
 const FREQUENT: u8 = 1;
 
+/// The target moves by fractions of an id, as in the paper; whole steps cost up to 1 % of the hits.
+const PARTS: u64 = 1 << 16;
+
 type Tags = LruCache<u64, (), CheapHash>;
 
 /// Balances blocks seen once against blocks seen often by watching which of them come back.
@@ -30,8 +33,8 @@ pub struct ArcPolicy {
     recent_gone: Tags,
     frequent_gone: Tags,
     capacity: usize,
-    /// How many ids `recent` should hold, 0 to `capacity`.
-    recent_target: usize,
+    /// How many ids `recent` should hold, in [`PARTS`] of one, 0 to those of `capacity`.
+    recent_target: u64,
     /// The tag for which the target has moved already.
     adapted_to: Option<u64>,
 }
@@ -59,19 +62,18 @@ impl ArcPolicy {
         }
         let (recent, frequent) = (self.recent_gone.len(), self.frequent_gone.len());
         if self.recent_gone.contains(&tag) {
-            let step = frequent.checked_div(recent).unwrap_or(0).max(1);
-            self.recent_target = self.recent_target.saturating_add(step).min(self.capacity);
+            let target = self.recent_target.saturating_add(step(frequent, recent));
+            self.recent_target = target.min(parts(self.capacity));
             self.adapted_to = Some(tag);
         } else if self.frequent_gone.contains(&tag) {
-            let step = recent.checked_div(frequent).unwrap_or(0).max(1);
-            self.recent_target = self.recent_target.saturating_sub(step);
+            self.recent_target = self.recent_target.saturating_sub(step(recent, frequent));
             self.adapted_to = Some(tag);
         }
     }
 
     /// The side from which the paper's REPLACE takes a block.
     fn side_to_shrink(&self, incoming_tag: u64) -> u8 {
-        let recent = self.queues.len(RECENT);
+        let recent = parts(self.queues.len(RECENT));
         let over = recent > self.recent_target
             || (recent == self.recent_target && self.frequent_gone.contains(&incoming_tag));
         if recent > 0 && over { RECENT } else { FREQUENT }
@@ -95,6 +97,17 @@ impl ArcPolicy {
             && self.frequent_gone.pop_lru().is_some()
         {}
     }
+}
+
+/// A number of ids in [`PARTS`].
+fn parts(ids: usize) -> u64 {
+    (ids as u64).saturating_mul(PARTS)
+}
+
+/// How far one return moves the target: by the ratio of the other list to the one it came from, and
+/// by at least one id.
+fn step(other: usize, own: usize) -> u64 {
+    parts(other).checked_div(own as u64).unwrap_or(0).max(PARTS)
 }
 
 impl fmt::Debug for ArcPolicy {
@@ -150,8 +163,8 @@ impl Eviction for ArcPolicy {
         Some(id)
     }
 
-    fn coldest(&self) -> Option<EntryId> {
-        let over = self.queues.len(RECENT) > self.recent_target;
+    fn coldest(&mut self) -> Option<EntryId> {
+        let over = parts(self.queues.len(RECENT)) > self.recent_target;
         let (first, second) = if over { (RECENT, FREQUENT) } else { (FREQUENT, RECENT) };
         self.queues.back(first).or_else(|| self.queues.back(second))
     }
@@ -199,9 +212,9 @@ mod tests {
         assert_eq!(policy.recent_target, 0);
         policy.evict(0, &mut any);
         policy.evict(0, &mut any);
-        assert_eq!(policy.recent_target, 1);
+        assert_eq!(policy.recent_target, PARTS);
         policy.insert(7, 0);
-        assert_eq!(policy.recent_target, 1);
+        assert_eq!(policy.recent_target, PARTS);
         assert_eq!(policy.queues.queue_of(7), Some(FREQUENT));
     }
 
@@ -226,7 +239,7 @@ mod tests {
                 let all = recent + policy.queues.len(FREQUENT) + policy.frequent_gone.len();
                 prop_assert_eq!(policy.len(), resident.len());
                 prop_assert!(recent <= CAPACITY && all <= 2 * CAPACITY);
-                prop_assert!(policy.recent_target <= CAPACITY);
+                prop_assert!(policy.recent_target <= parts(CAPACITY));
             }
         }
     }

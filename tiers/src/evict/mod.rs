@@ -1,16 +1,16 @@
 //! Which resident block leaves next.
 //!
-//! A policy orders ids; it owns no blocks and does no I/O. The caller decides when to evict, removes
-//! what the policy returns, and must tell the policy of every arrival, use and departure. The live
-//! map runs one policy for each (shard, slot size), `plan` runs one for a whole simulated tier: the
-//! code is the same.
+//! A policy orders ids; it owns no blocks and does no I/O. The caller decides when to evict,
+//! removes what the policy returns, and must tell the policy of every arrival, use and departure.
+//! The live map runs one policy for each (shard, slot size), `plan` runs one for a whole simulated
+//! tier: the code is the same.
 //!
 //! Order of use: a request's blocks are inserted and touched **tail first** (*reverse touch*), so
 //! that leaves leave before their parents. The policies rely on the caller for that.
 //!
 //! Ids are small dense numbers that the caller hands out again (slots, not hashes): [`S3Fifo`] and
-//! [`ArcPolicy`] index arrays by them and hold 24 bytes for each id up to the largest one seen. A map from
-//! hash to list node inside the policy would repeat the map that the caller has anyway.
+//! [`ArcPolicy`] index arrays by them and hold 24 bytes for each id up to the largest one seen. A
+//! map from hash to list node inside the policy would repeat the map that the caller has anyway.
 
 use std::{
     fmt::Debug,
@@ -30,9 +30,9 @@ pub type EntryId = u32;
 /// An eviction policy.
 ///
 /// The caller guarantees: `insert` only for an id that is not resident, `touch` and `remove` only
-/// for one that is. `tag` names the block across evictions (ghost lists); two blocks with equal tags
-/// may only cost accuracy, never correctness. A call that breaks the guarantee (a touch of an id that
-/// is not resident, say) changes nothing.
+/// for one that is. `tag` names the block across evictions (ghost lists); two blocks with equal
+/// tags may only cost accuracy, never correctness. A call that breaks the guarantee (a touch of an
+/// id that is not resident, say) changes nothing.
 pub trait Eviction: Debug + Send {
     /// `id` has become resident and is the most recent.
     fn insert(&mut self, id: EntryId, tag: u64);
@@ -46,8 +46,8 @@ pub trait Eviction: Debug + Send {
     /// Takes out and returns the next block to leave among those for which `evictable` says yes, to
     /// make room for the block named `incoming_tag`. `None`: nothing evictable is resident.
     ///
-    /// Ids that are not evictable keep their place. Constant time on average, plus one step for each
-    /// id that `evictable` turns down on the way.
+    /// Ids that are not evictable keep their place. Constant time on average, plus one step for
+    /// each id that `evictable` turns down on the way.
     fn evict(
         &mut self,
         incoming_tag: u64,
@@ -55,7 +55,7 @@ pub trait Eviction: Debug + Send {
     ) -> Option<EntryId>;
 
     /// The id that would leave next if everything were evictable; used to compare ages.
-    fn coldest(&self) -> Option<EntryId>;
+    fn coldest(&mut self) -> Option<EntryId>;
 
     /// How many ids are resident.
     fn len(&self) -> usize;

@@ -140,7 +140,7 @@ impl Eviction for S3Fifo {
         self.evict_main(evictable).or_else(|| self.evict_small(evictable))
     }
 
-    fn coldest(&self) -> Option<EntryId> {
+    fn coldest(&mut self) -> Option<EntryId> {
         let (first, second) = if self.small_is_full() { (SMALL, MAIN) } else { (MAIN, SMALL) };
         self.queues.back(first).or_else(|| self.queues.back(second))
     }

@@ -102,19 +102,18 @@ impl Map {
     }
 
     /// Visits `keys` shard by shard, in descending position within each shard, and tells the
-    /// position. Each shard is locked once for a chunk.
+    /// position. Each shard is locked once.
     pub(crate) fn visit(&self, keys: &[Hashed], mut act: impl FnMut(&mut Shard, usize, Hashed)) {
-        let mut order: Vec<(u16, u32)> = Vec::with_capacity(keys.len());
-        for (position, key) in keys.iter().enumerate() {
-            let shard = u16::try_from(key.shard()).unwrap_or(0);
-            order.push((shard, u32::try_from(position).unwrap_or(u32::MAX)));
-        }
-        order.sort_unstable_by_key(|(shard, position)| (*shard, std::cmp::Reverse(*position)));
-        for run in order.chunk_by(|a, b| a.0 == b.0) {
-            let Some((shard, _)) = run.first() else { continue };
-            let Some(shard) = self.shards.get(usize::from(*shard)) else { continue };
+        let (order, ends) = by_shard(keys);
+        let mut start = 0;
+        for (shard, end) in self.shards.iter().zip(ends) {
+            let positions = order.get(start..end).unwrap_or_default();
+            start = end;
+            if positions.is_empty() {
+                continue;
+            }
             let mut shard = shard.lock();
-            for (_, position) in run {
+            for position in positions {
                 let position = usize::try_from(*position).unwrap_or(usize::MAX);
                 if let Some(key) = keys.get(position) {
                     act(&mut shard, position, *key);
@@ -187,15 +186,38 @@ pub(crate) fn chunks(len: usize) -> impl Iterator<Item = std::ops::Range<usize>>
     })
 }
 
+/// The positions of `keys` sorted by shard, descending within each, and where each shard's end.
+/// A counting sort: the keys of a long prefix are many, the shards are few.
+fn by_shard(keys: &[Hashed]) -> (Vec<u32>, [usize; SHARDS]) {
+    let mut ends = [0_usize; SHARDS];
+    for key in keys {
+        if let Some(count) = ends.get_mut(key.shard()) {
+            *count += 1;
+        }
+    }
+    let mut end = 0;
+    for count in &mut ends {
+        end += *count;
+        *count = end;
+    }
+    let mut next = ends;
+    let mut order = vec![0; keys.len()];
+    // Ascending positions filled in from the end of each shard's range: descending within it.
+    for (position, key) in (0..).zip(keys) {
+        if let Some(next) = next.get_mut(key.shard()) {
+            *next = next.saturating_sub(1);
+            if let Some(place) = order.get_mut(*next) {
+                *place = position;
+            }
+        }
+    }
+    (order, ends)
+}
+
 fn code_of(seed: u64, key: &BlockKey) -> u64 {
-    let mut bytes = [0_u8; 36];
-    for (to, from) in bytes.iter_mut().zip(key.hash.as_bytes()) {
-        *to = *from;
-    }
-    for (to, from) in bytes.iter_mut().skip(32).zip(key.namespace.to_le_bytes()) {
-        *to = from;
-    }
-    xxh3_64_with_seed(&bytes, seed)
+    // The namespace is mixed into the seed: equal hashes in two namespaces get places apart.
+    let namespace = u64::from(key.namespace).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    xxh3_64_with_seed(key.hash.as_bytes(), seed ^ namespace)
 }
 
 /// A removal from a tier.

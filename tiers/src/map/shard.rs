@@ -171,11 +171,12 @@ impl Shard {
     }
 
     /// The coldest age in the order of `slot_bytes`, or of all.
-    pub(crate) fn coldest(&self, slot_bytes: Option<usize>) -> Option<u64> {
+    pub(crate) fn coldest(&mut self, slot_bytes: Option<usize>) -> Option<u64> {
+        let Self { classes, slab, .. } = self;
         let wanted =
-            self.classes.iter().filter(|class| slot_bytes.is_none_or(|b| b == class.slot_bytes));
+            classes.iter_mut().filter(|class| slot_bytes.is_none_or(|b| b == class.slot_bytes));
         let coldest = wanted.filter_map(|class| class.order.coldest());
-        coldest.filter_map(|id| self.get(id).map(|entry| entry.age)).min()
+        coldest.filter_map(|id| slab.get(index(id))?.as_ref().map(|entry| entry.age)).min()
     }
 
     /// Takes the coldest evictable block of `slot_bytes` (any size if `None`) out of dram.

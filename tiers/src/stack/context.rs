@@ -10,11 +10,15 @@
 //! Why not per client: most blocks of one client are never read again, so a bound on its unread bytes
 //! would replace the eviction policy instead of guarding it.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, num::NonZeroUsize};
 
+use lru::LruCache;
 use parking_lot::Mutex;
 
 use crate::block::BlockKey;
+
+/// How many batches are remembered by their last block: far more than clients put at one time.
+const BATCH_TAILS_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
 
 /// Names a context; 0 is none.
 pub(crate) type ContextId = u32;
@@ -35,15 +39,14 @@ struct Context {
     taken_bytes: u64,
     /// Batches that are open plus blocks that are unread.
     holders: u64,
-    /// The last block of the latest batch.
-    tail: Option<BlockKey>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
     last: ContextId,
     open: HashMap<ContextId, Context>,
-    by_tail: HashMap<BlockKey, ContextId>,
+    /// The contexts of the latest batches, by the last block of each.
+    by_tail: LruCache<BlockKey, ContextId>,
 }
 
 /// All contexts that have an open batch or an unread block.
@@ -55,7 +58,9 @@ pub(crate) struct Contexts {
 
 impl Contexts {
     pub(crate) fn new(allowance_bytes: u64) -> Self {
-        Self { table: Mutex::default(), allowance_bytes }
+        let table =
+            Table { last: 0, open: HashMap::new(), by_tail: LruCache::new(BATCH_TAILS_MAX) };
+        Self { table: Mutex::new(table), allowance_bytes }
     }
 
     /// Opens a batch that ends with `tail`, in the context of its parent or in a new one.
@@ -64,18 +69,13 @@ impl Contexts {
         let known = match parent {
             Parent::None => None,
             Parent::Present(context) => Some(context),
-            Parent::Absent(key) => table.by_tail.get(&key).copied(),
+            Parent::Absent(key) => table.by_tail.pop(&key),
         };
         let known = known.filter(|id| table.open.contains_key(id));
         let id = known.unwrap_or_else(|| table.next_id());
-        let context = table.open.entry(id).or_default();
-        context.holders += 1;
-        let former = std::mem::replace(&mut context.tail, tail);
-        if let Some(former) = former {
-            table.by_tail.remove(&former);
-        }
+        table.open.entry(id).or_default().holders += 1;
         if let Some(tail) = tail {
-            table.by_tail.insert(tail, id);
+            table.by_tail.put(tail, id);
         }
         id
     }
@@ -93,11 +93,8 @@ impl Contexts {
         let Some(context) = table.open.get_mut(&id) else { return };
         context.taken_bytes = context.taken_bytes.saturating_sub(bytes);
         context.holders = context.holders.saturating_sub(1);
-        if context.holders == 0
-            && let Some(tail) = table.open.remove(&id).and_then(|context| context.tail)
-            && table.by_tail.get(&tail) == Some(&id)
-        {
-            table.by_tail.remove(&tail);
+        if context.holders == 0 {
+            table.open.remove(&id);
         }
     }
 
@@ -152,7 +149,7 @@ mod tests {
         let refused_parent = contexts.join(Parent::Absent(key(2)), Some(key(3)));
         assert_eq!((stored_parent, refused_parent), (first, first));
         assert!(contexts.may_take(first, 10) && !contexts.may_take(first, 11));
-        for parent in [Parent::None, Parent::Present(0), Parent::Absent(key(1))] {
+        for parent in [Parent::None, Parent::Present(0), Parent::Absent(key(4))] {
             let other = contexts.join(parent, None);
             assert!(other != first && contexts.may_take(other, 100), "{parent:?}");
         }
@@ -167,7 +164,8 @@ mod tests {
         contexts.let_go(id, 40);
         assert!(contexts.may_take(id, 40) && !contexts.may_take(id, 41));
         contexts.let_go(id, 0);
-        assert_eq!((contexts.len(), contexts.table.lock().by_tail.len()), (0, 0));
+        assert_eq!(contexts.len(), 0);
+        assert_ne!(contexts.join(Parent::Absent(key(1)), None), id, "an ended context is over");
         assert!(contexts.may_take(0, u64::MAX), "no context, no bound");
     }
 }

@@ -95,7 +95,7 @@ async fn long_lookups_find_prefixes_of_every_length() {
     let numbers: Vec<u64> = (0..20_000).collect();
     for kept in [0, 1, 255, 256, 257, 1279, 1280, 5000, 20_000] {
         fixture.put(&namespace, &numbers[..kept]).unwrap();
-        assert_eq!(prefix(&fixture, &namespace, &numbers), kept as u32);
+        assert_eq!(prefix(&fixture, &namespace, &numbers), u32::try_from(kept).unwrap());
     }
 }
 

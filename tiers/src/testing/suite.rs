@@ -1,6 +1,6 @@
 //! The contract of [`BlockStore`], as steps that any implementation can be put through.
 //!
-//! ```ignore
+//! ```text
 //! suite::run(Arc::new(MyStore::open(dir)?)).await;
 //! ```
 #![expect(clippy::panic, reason = "a contract fails by panicking with what was broken")]

@@ -115,7 +115,7 @@ impl World {
             }
             if claims[position] == Claim::Wanted {
                 for part in 0..2 {
-                    let at = (position as u32, *number);
+                    let at = (u32::try_from(position).unwrap(), *number);
                     let done = self.fixture.write(&mut batch, &self.namespace, at, part).unwrap();
                     if done == Some(PutOutcome::Refused) {
                         break;
@@ -129,10 +129,10 @@ impl World {
     /// Writes one more part of a batch that stays open.
     fn write_open(&mut self, which: usize) {
         let Some((batch, numbers, written)) = self.open.get_mut(which) else { return };
-        let (position, part) = (*written / 2, (*written % 2) as u32);
+        let (position, part) = (*written / 2, u32::from(!written.is_multiple_of(2)));
         *written += 1;
         let Some(number) = numbers.get(position) else { return };
-        let at = (position as u32, *number);
+        let at = (u32::try_from(position).unwrap(), *number);
         // Errors are legal here: the position may not be wanted, or have been refused.
         let _outcome = self.fixture.write(batch, &self.namespace, at, part);
     }

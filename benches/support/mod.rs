@@ -1,0 +1,55 @@
+//! What the benches share: samples with percentiles, and this process's memory.
+#![allow(dead_code, reason = "each bench uses its own part of it")]
+
+use std::{fmt, fs};
+
+use tokio::time::Instant;
+
+/// Durations of one thing, sorted.
+#[derive(Debug)]
+pub(crate) struct Samples(Vec<f64>);
+
+impl Samples {
+    /// Runs `act` `rounds` times, after a tenth as many to warm up.
+    pub(crate) fn of(rounds: usize, mut act: impl FnMut(usize)) -> Self {
+        for round in 0..rounds.div_ceil(10) {
+            act(round);
+        }
+        let mut micros: Vec<f64> = (0..rounds)
+            .map(|round| {
+                let started = Instant::now();
+                act(round);
+                started.elapsed().as_secs_f64() * 1e6
+            })
+            .collect();
+        micros.sort_by(f64::total_cmp);
+        Self(micros)
+    }
+
+    /// The value below which `share` (0 to 1) of the samples lie, in microseconds.
+    pub(crate) fn at(&self, share: f64) -> f64 {
+        let last = self.0.len().saturating_sub(1);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+        let index = (last as f64 * share).round() as usize;
+        self.0.get(index).copied().unwrap_or(f64::NAN)
+    }
+}
+
+impl fmt::Display for Samples {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "p50 {:.0} us, p99 {:.0} us", self.at(0.5), self.at(0.99))
+    }
+}
+
+/// A field of `/proc/PID/status` that counts KiB, in bytes.
+pub(crate) fn status_bytes(process: &str, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap_or_default();
+    let kib = line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+/// Resident memory of this process, in bytes.
+pub(crate) fn rss_bytes() -> u64 {
+    status_bytes("self", "VmRSS")
+}
