@@ -4,13 +4,20 @@ use std::{ops::Range, time::Duration};
 
 use bytes::Bytes;
 use kvstrata::client::{
-    Client, ClientOptions, FetchedBlock, GetOptions, GetSink, Handle, HashList, LookupOptions,
-    MissReason, NamespaceSpec, PutBatch, PutOutcome, Session, SessionState,
+    Client, ClientOptions, Description, FetchedBlock, GetOptions, GetSink, Handle, HashList,
+    LeaseAsk, LookupOptions, MissReason, NamespaceSpec, PutBatch, PutOutcome, Session,
+    SessionState,
 };
-use kvstrata_proto::v1;
-use kvstrata_tiers::{block::BlockHash, error::ErrorKind};
+use kvstrata_tiers::{
+    block::BlockHash,
+    error::ErrorKind,
+    namespace::{Identity, PartSpec},
+};
 
-use crate::fake::{Fake, Lie};
+use crate::{
+    fake::{Fake, Lie},
+    harness::{Server, wait_until},
+};
 
 /// What a get delivered.
 #[derive(Default)]
@@ -31,8 +38,9 @@ impl GetSink for Seen {
 
 /// A namespace of vLLM's kind with these part lengths.
 pub(crate) fn namespace(part_bytes: &[u32]) -> NamespaceSpec {
-    let part = |(rank, bytes): (u32, &u32)| v1::Part { group: 0, rank, bytes: *bytes };
-    NamespaceSpec::Engine(Box::new(v1::Namespace {
+    let part = |(rank, bytes): (u32, &u32)| PartSpec { group: 0, rank, bytes: *bytes };
+    NamespaceSpec::Engine(Box::new(Identity {
+        tenant: String::new(),
         model: "test".into(),
         engine: "vllm".into(),
         dtype: "bf16".into(),
@@ -40,7 +48,12 @@ pub(crate) fn namespace(part_bytes: &[u32]) -> NamespaceSpec {
         parts: (0..).zip(part_bytes).map(part).collect(),
         hash_algorithm: "sha256".into(),
         hash_bytes: 32,
-        ..Default::default()
+        weights: String::new(),
+        layout: String::new(),
+        split: "none".into(),
+        hash_root: Vec::new(),
+        lora: Vec::new(),
+        cache_salt: Vec::new(),
     }))
 }
 
@@ -225,4 +238,110 @@ async fn a_session_hears_of_a_drain() {
     while setup.session.state() != draining {
         setup.session.changed().await;
     }
+}
+
+/// The client of one engine rank against a real server.
+async fn rank(server: &Server, parts: &[u32]) -> (Handle, Session) {
+    let client = Client::connect(server.grpc(), ClientOptions::default()).await.unwrap();
+    let handle = client.open(namespace(parts)).await.unwrap();
+    let session = client.session("rank").await.unwrap();
+    (handle, session)
+}
+
+#[tokio::test]
+async fn parts_put_by_separate_clients_make_one_block() {
+    let parts = [4096, 100, 2 << 20];
+    let server = Server::builder().dram("256MiB").start().await;
+    let whole = batch(0..8, &parts);
+    for part in 0..3 {
+        let (handle, session) = rank(&server, &parts).await;
+        let found = handle.lookup(&whole.hashes, LookupOptions::default()).await.unwrap();
+        assert_eq!(found.prefix_blocks, 0, "a block is present only with all its parts");
+        let values = whole.values.iter().skip(part as usize).step_by(3).cloned().collect();
+        let share = PutBatch { parts: vec![part], values, ..whole.clone() };
+        let report = handle.put(&session, &share).await.unwrap();
+        let outcome = if part == 2 { PutOutcome::Stored } else { PutOutcome::PartStored };
+        assert_eq!(report.outcomes, [outcome; 8]);
+    }
+    let (handle, session) = rank(&server, &parts).await;
+    let mut all = Seen::default();
+    handle.get(&whole.hashes, GetOptions::default(), &mut all).await.unwrap();
+    let expected = whole.values.chunks(3).map(<[Bytes]>::concat).zip(0..).map(|(b, n)| (n, b));
+    assert!(all.blocks.iter().cloned().eq(expected), "a block differs");
+    let mut two = Seen::default();
+    let chosen = GetOptions { parts: vec![0, 2], ..Default::default() };
+    handle.get(&whole.hashes, chosen, &mut two).await.unwrap();
+    let expected = whole.values.chunks(3).map(|block| [&*block[0], &*block[2]].concat());
+    assert!(two.blocks.iter().map(|block| block.1.clone()).eq(expected), "a part differs");
+    drop(session);
+    server.stop(&[]).await;
+}
+
+#[tokio::test]
+async fn a_lease_is_granted_renewed_and_given_back() {
+    let server = Server::builder().dram("64MiB").start().await;
+    let (handle, session) = rank(&server, &[4096]).await;
+    handle.put(&session, &batch(0..10, &[4096])).await.unwrap();
+    let ask = LeaseAsk { session: &session, ttl: Duration::from_secs(5), bytes_max: 4 * 4096 };
+    let options = LookupOptions { lease: Some(ask), sparse: false };
+    let found = handle.lookup(&hashes(0..12), options).await.unwrap();
+    let lease = found.lease.unwrap();
+    assert_eq!((found.prefix_blocks, lease.blocks, lease.bytes), (10, 4, 4 * 4096));
+    let client = handle.client();
+    let renewed = client.renew(&lease, Duration::from_secs(20)).await.unwrap();
+    assert!(renewed.deadline > lease.deadline);
+    assert_eq!(client.stats().await.unwrap().leases, 1);
+    client.release(lease.clone()).await.unwrap();
+    client.release(lease.clone()).await.unwrap();
+    assert_eq!(client.stats().await.unwrap().leases, 0);
+    let error = client.renew(&lease, Duration::from_secs(5)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LeaseExpired, "{error}");
+    assert!(error.to_string().contains("do the lookup again"), "{error}");
+    drop(session);
+    server.stop(&[]).await;
+}
+
+#[tokio::test]
+async fn the_small_verbs_reach_a_server() {
+    let server = Server::builder().dram("64MiB").start().await;
+    let (handle, session) = rank(&server, &[4096]).await;
+    handle.put(&session, &batch(0..10, &[4096])).await.unwrap();
+    assert_eq!(handle.touch(&hashes(0..12)).await.unwrap(), 10);
+    let prefetched = handle.prefetch(&hashes(0..12)).await.unwrap();
+    assert_eq!((prefetched.in_dram, prefetched.started), (10, 0));
+    let what = Description { position: 0, ..Default::default() };
+    assert_eq!(handle.describe(&hashes(0..10), what).await.unwrap(), 10);
+    assert_eq!(handle.remove(&hashes(0..3)).await.unwrap(), 3);
+    let found = handle.lookup(&hashes(0..10), LookupOptions::default()).await.unwrap();
+    assert_eq!((found.prefix_blocks, found.counts.miss), (0, 10));
+    assert_eq!(handle.client().members().list.len(), 1);
+    drop(session);
+    server.stop(&[]).await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_frees_its_leases() {
+    let server = Server::builder().dram("64MiB").start().await;
+    let (handle, session) = rank(&server, &[4096]).await;
+    handle.put(&session, &batch(0..10, &[4096])).await.unwrap();
+    let ask = LeaseAsk { session: &session, ttl: Duration::ZERO, bytes_max: 0 };
+    let options = LookupOptions { lease: Some(ask), sparse: false };
+    handle.lookup(&hashes(0..10), options).await.unwrap().lease.unwrap();
+    drop(session);
+    wait_until("the lease is free", Duration::from_secs(10), async || {
+        let stats = handle.client().stats().await.unwrap();
+        (stats.sessions, stats.leases, stats.leased_bytes) == (0, 0, 0)
+    })
+    .await;
+    server.stop(&[]).await;
+}
+
+#[tokio::test]
+async fn an_unknown_namespace_says_open_it() {
+    let (first, second) = (Server::builder().start().await, Server::builder().start().await);
+    let (handle, _session) = rank(&first, &[4096]).await;
+    let client = Client::connect(second.grpc(), ClientOptions::default()).await.unwrap();
+    let stranger = handle.at(&client);
+    let error = stranger.lookup(&hashes(0..1), LookupOptions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UnknownNamespace, "{error}");
 }

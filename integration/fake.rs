@@ -16,9 +16,12 @@ use kvstrata_proto::v1::{
     block_cache_server::{BlockCache, BlockCacheServer},
     get_response, put_request, put_response, session_event,
 };
+use kvstrata_tiers::{block::BlockHash, checksum::part_checksum, namespace::NamespaceId};
 use tokio::{net::TcpListener, runtime::Runtime};
-use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Request, Response, Status, Streaming, transport::Server};
+use tonic::{
+    Request, Response, Status, Streaming,
+    transport::{Server, server::TcpIncoming},
+};
 
 /// How the server lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +29,12 @@ pub(crate) enum Lie {
     None,
     /// One byte of the second block is flipped.
     FlippedByte,
+    /// One byte of the second block is flipped, and the checksum is made to fit.
+    ForgedByte,
+    /// A lookup leases what it finds, and a get then has none of it.
+    BrokenPromise,
+    /// Every put meets other bytes under the same key.
+    Differs,
     /// The first two blocks carry one another's bytes and checksums.
     SwappedBlocks,
     /// The first two blocks come in the wrong order.
@@ -43,6 +52,8 @@ pub(crate) enum Lie {
     /// A lookup fails with a delay of 250 ms in the metadata.
     Overloaded,
 }
+
+const NAMESPACE: [u8; 32] = [9; 32];
 
 type Key = (Bytes, u32);
 type Value = (Bytes, u64);
@@ -79,7 +90,8 @@ impl Fake {
             .max_decoding_message_size(8 << 20)
             .max_encoding_message_size(8 << 20);
         let entered = runtime.enter();
-        let incoming = TcpListenerStream::new(TcpListener::from_std(listener).unwrap());
+        let incoming =
+            TcpIncoming::from(TcpListener::from_std(listener).unwrap()).with_nodelay(Some(true));
         let serving = Server::builder().add_service(service).serve_with_incoming(incoming);
         drop(entered);
         let _detached = runtime.spawn(serving);
@@ -113,6 +125,10 @@ fn split(packed: &Bytes) -> Vec<Bytes> {
     (0..packed.len() / 32).map(|at| packed.slice(at * 32..at * 32 + 32)).collect()
 }
 
+fn wire(number: usize) -> u32 {
+    u32::try_from(number).unwrap()
+}
+
 impl Store {
     fn lie(&self) -> Lie {
         *self.lie.lock().unwrap()
@@ -141,12 +157,11 @@ impl Store {
         }
         let mut messages: Vec<_> = (0..)
             .zip(&hashes)
-            .map(|(index, hash)| {
-                let flip = lie == Lie::FlippedByte && index == 1;
-                match self.block(hash, &parts) {
-                    Some(values) => Ok(data(index, values, flip)),
-                    None => Ok(miss(index)),
-                }
+            .map(|(index, hash)| match self.block(hash, &parts) {
+                Some(_) if lie == Lie::BrokenPromise => Ok(miss(index)),
+                Some(values) if index == 1 => Ok(data(index, lie.tamper(hash, values))),
+                Some(values) => Ok(data(index, values)),
+                None => Ok(miss(index)),
             })
             .collect();
         match lie {
@@ -162,20 +177,31 @@ impl Store {
     }
 }
 
+impl Lie {
+    fn tamper(self, hash: &Bytes, values: Vec<(u32, Value)>) -> Vec<(u32, Value)> {
+        let tampered = values.into_iter().map(|(part, (value, checksum))| {
+            let mut bytes = value.to_vec();
+            if matches!(self, Self::FlippedByte | Self::ForgedByte) {
+                *bytes.last_mut().unwrap() ^= 1;
+            }
+            let hash = BlockHash::new(hash).unwrap();
+            let forged = part_checksum(&NamespaceId::from_bytes(NAMESPACE), &hash, 0, part, &bytes);
+            let checksum = if self == Self::ForgedByte { forged } else { checksum };
+            (part, (bytes.into(), checksum))
+        });
+        tampered.collect()
+    }
+}
+
 /// One block in pieces of at most 1 MiB.
-fn data(index: u32, values: Vec<(u32, Value)>, flip: bool) -> v1::GetResponse {
+fn data(index: u32, values: Vec<(u32, Value)>) -> v1::GetResponse {
     let mut parts = Vec::new();
     for (part, (value, checksum)) in values {
-        let mut value = value.to_vec();
-        if let (true, Some(byte)) = (flip, value.last_mut()) {
-            *byte ^= 1;
-        }
-        let value = Bytes::from(value);
         let mut offset = 0;
         loop {
             let end = value.len().min(offset + (1 << 20));
             let data = value.slice(offset..end);
-            let (part_bytes, at) = (value.len() as u32, offset as u32);
+            let (part_bytes, at) = (wire(value.len()), wire(offset));
             parts.push(v1::PartData { index, part, offset: at, data, checksum, part_bytes });
             offset = end;
             if offset == value.len() {
@@ -228,13 +254,13 @@ impl BlockCache for Store {
         let (parts, block_bytes) = match request.into_inner().kind {
             Some(v1::open_request::Kind::Namespace(namespace)) => {
                 let bytes = namespace.parts.iter().map(|part| u64::from(part.bytes)).sum();
-                (namespace.parts.len() as u32, bytes)
+                (wire(namespace.parts.len()), bytes)
             }
             _ => (1, 0),
         };
         *self.parts.lock().unwrap() = parts;
         Ok(Response::new(v1::OpenResponse {
-            namespace_id: Bytes::from_static(&[9; 32]),
+            namespace_id: Bytes::from_static(&NAMESPACE),
             block_bytes,
             limits: Some(limits()),
             ..Default::default()
@@ -266,9 +292,10 @@ impl BlockCache for Store {
             status.metadata_mut().insert("retry-after-ms", "250".parse().unwrap());
             return Err(status);
         }
-        let hashes = split(&request.into_inner().hashes);
-        let prefix = hashes.iter().take_while(|hash| self.has(hash)).count() as u32;
-        let asked = hashes.len() as u32;
+        let request = request.into_inner();
+        let hashes = split(&request.hashes);
+        let prefix = wire(hashes.iter().take_while(|hash| self.has(hash)).count());
+        let asked = wire(hashes.len());
         let off = u32::from(self.lie() == Lie::WrongSum);
         let counts =
             v1::TierCounts { dram: prefix, miss: asked - prefix + off, ..Default::default() };
@@ -276,6 +303,12 @@ impl BlockCache for Store {
             asked,
             prefix_blocks: prefix,
             counts: Some(counts),
+            lease: request.lease.map(|_| v1::Lease {
+                lease_id: Bytes::from_static(&[2; 16]),
+                blocks: prefix,
+                ttl_ms: 30_000,
+                ..Default::default()
+            }),
             ..Default::default()
         }))
     }
@@ -291,7 +324,7 @@ impl BlockCache for Store {
             return Err(Status::invalid_argument("offer first"));
         };
         let hashes = split(&offer.hashes);
-        let count = hashes.len() as u32;
+        let count = wire(hashes.len());
         if self.lie() == Lie::NoRoom {
             let wanted = v1::PutWanted { ranges: Vec::new(), retry_after_ms: 70 };
             let replies = [
@@ -300,6 +333,12 @@ impl BlockCache for Store {
             ];
             return Ok(Response::new(Box::pin(stream::iter(replies))));
         }
+        let lie = self.lie();
+        let outcome = if lie == Lie::Differs {
+            v1::PutOutcome::DuplicateDiffers
+        } else {
+            v1::PutOutcome::Stored
+        };
         let ranges = vec![v1::Range { start: 0, end: count }];
         let wanted = v1::PutWanted { ranges, retry_after_ms: 0 };
         let values = Arc::clone(&self.values);
@@ -317,7 +356,7 @@ impl BlockCache for Store {
                     *checksum = piece.checksum;
                 }
             }
-            Ok(results(count, v1::PutOutcome::Stored))
+            Ok(results(count, outcome))
         };
         let first = Ok(put_reply(put_response::Message::Wanted(wanted)));
         Ok(Response::new(Box::pin(stream::iter([first]).chain(stream::once(tail)))))
@@ -335,7 +374,7 @@ impl BlockCache for Store {
         &self,
         request: Request<v1::TouchRequest>,
     ) -> Result<Response<v1::TouchResponse>, Status> {
-        let touched = split(&request.into_inner().hashes).len() as u32;
+        let touched = wire(split(&request.into_inner().hashes).len());
         Ok(Response::new(v1::TouchResponse { touched }))
     }
 

@@ -7,9 +7,17 @@
     reason = "a test fails by panicking; helpers of this binary are not covered by allow-*-in-tests"
 )]
 
+mod cli;
 mod client;
+mod config;
+mod drain;
 mod fake;
+mod harness;
 mod plan;
+mod put_get;
+mod replay;
+mod sessions;
 mod shared_data;
 mod tidy;
 mod traces;
+mod wire;

@@ -225,9 +225,10 @@ impl Server {
                 tokio::time::sleep(CONNECTIONS_GRACE).await;
             };
             tokio::select! {
-                Err(why) = serving => error!(error = %why, "gRPC listener failed"),
+                served = serving => if let Err(why) = served {
+                    error!(error = %why, "gRPC listener failed");
+                },
                 () = late => info!("connections left open by clients are cut"),
-                else => {}
             }
         });
         let stop = tasks.stop_token();

@@ -1,7 +1,9 @@
 //! The command line: what each command is for, and how a failure ends the process.
 
+pub mod gen_trace;
 pub mod get;
 pub mod lookup;
+pub mod plan;
 pub mod put;
 pub mod replay;
 pub mod serve;
@@ -47,6 +49,10 @@ pub enum Command {
     Stats(stats::Args),
     /// Drive a server with the requests of a trace and check every byte.
     Replay(replay::Args),
+    /// Tell what caches of several sizes would hit on a trace.
+    Plan(plan::Args),
+    /// Write a trace like those of coding agents.
+    GenTrace(gen_trace::Args),
 }
 
 /// Why a command failed.
@@ -96,6 +102,8 @@ pub async fn run() -> ExitCode {
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
+        Command::Plan(args) => plan::run(&args).map_err(Failure::from),
+        Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::from),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -37,7 +37,8 @@ fn piece(index: u8, part: u32, offset: u32, data: &[u8], whole: &[u8]) -> v1::Pa
     let hash = BlockHash::new(&[index; 32]).unwrap();
     let checksum = part_checksum(&namespace(), &hash, part, 0, whole);
     let data = Bytes::copy_from_slice(data);
-    let part_bytes = if data.len() == whole.len() { 0 } else { whole.len() as u32 };
+    let part_bytes =
+        if data.len() == whole.len() { 0 } else { u32::try_from(whole.len()).unwrap() };
     v1::PartData { index: index.into(), part, offset, data, checksum, part_bytes }
 }
 

@@ -23,7 +23,7 @@ const DOING: &str = "get";
 /// How to get.
 #[derive(Debug, Clone, Default)]
 pub struct GetOptions<'a> {
-    /// Indices into the declared parts; empty: all.
+    /// Indices into the declared parts, ascending; empty: all.
     pub parts: Vec<u32>,
     /// Read under this lease, so that nothing covered can be evicted on the way.
     pub lease: Option<&'a Lease>,

@@ -7,16 +7,17 @@ use kvstrata_proto::v1::{self, open_request::Kind};
 use kvstrata_tiers::{
     block::HASH_BYTES_MAX,
     error::{Error, Result},
-    namespace::{NamespaceId, PartSpec},
+    namespace::{Identity, NamespaceId, PartSpec},
 };
 
 use super::{Client, HashList, status::broken_contract};
 
-/// What to open. The tenant is not here: the server takes it from the connection's identity.
+/// What to open.
 #[derive(Debug, Clone)]
 pub enum NamespaceSpec {
-    /// Blocks of an engine; the fields are those of the wire contract.
-    Engine(Box<v1::Namespace>),
+    /// Blocks of an engine. The tenant given here is not sent: the server takes it from the
+    /// connection's identity.
+    Engine(Box<Identity>),
     /// Values under foreign keys, hashed by [`kvstrata_tiers::namespace::foreign_hash`].
     Opaque {
         /// Separates users of foreign keys from one another.
@@ -104,6 +105,13 @@ impl Handle {
         &self.client
     }
 
+    /// The same namespace through another client, such as one to another node of the cluster. The
+    /// node refuses it as unknown unless somebody has opened it there.
+    #[must_use]
+    pub fn at(&self, client: &Client) -> Self {
+        Self { client: client.clone(), opened: Arc::clone(&self.opened) }
+    }
+
     /// The declared parts; one of any length for an opaque namespace.
     #[must_use]
     pub fn parts(&self) -> &[PartSpec] {
@@ -168,13 +176,13 @@ impl Handle {
 
 fn declare(spec: NamespaceSpec) -> Result<(Kind, usize, Box<[PartSpec]>)> {
     match spec {
-        NamespaceSpec::Engine(namespace) => {
-            let hash_bytes = usize::try_from(namespace.hash_bytes).unwrap_or(usize::MAX);
-            let parts: Box<[_]> = namespace.parts.iter().map(part_of).collect();
+        NamespaceSpec::Engine(identity) => {
+            let hash_bytes = usize::try_from(identity.hash_bytes).unwrap_or(usize::MAX);
+            let parts: Box<[_]> = identity.parts.as_slice().into();
             if parts.is_empty() {
                 return Err(Error::invalid("parts: none declared, at least 1 required"));
             }
-            Ok((Kind::Namespace(*namespace), hash_bytes, parts))
+            Ok((Kind::Namespace(wire_of(*identity)), hash_bytes, parts))
         }
         NamespaceSpec::Opaque { name, bytes_max } => {
             let part = PartSpec { group: 0, rank: 0, bytes: bytes_max };
@@ -184,8 +192,23 @@ fn declare(spec: NamespaceSpec) -> Result<(Kind, usize, Box<[PartSpec]>)> {
     }
 }
 
-fn part_of(part: &v1::Part) -> PartSpec {
-    PartSpec { group: part.group, rank: part.rank, bytes: part.bytes }
+fn wire_of(identity: Identity) -> v1::Namespace {
+    let part = |part: PartSpec| v1::Part { group: part.group, rank: part.rank, bytes: part.bytes };
+    v1::Namespace {
+        model: identity.model,
+        weights: identity.weights,
+        engine: identity.engine,
+        layout: identity.layout,
+        dtype: identity.dtype,
+        block_tokens: identity.block_tokens,
+        parts: identity.parts.into_iter().map(part).collect(),
+        split: identity.split,
+        hash_algorithm: identity.hash_algorithm,
+        hash_bytes: identity.hash_bytes,
+        hash_root: identity.hash_root.into(),
+        lora: identity.lora.into(),
+        cache_salt: identity.cache_salt.into(),
+    }
 }
 
 impl From<v1::Limits> for Limits {

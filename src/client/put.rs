@@ -43,7 +43,7 @@ const PATH: &str = "/kvstrata.v1.BlockCache/Put";
 pub struct PutBatch {
     /// Their hashes.
     pub hashes: HashList,
-    /// Indices into the declared parts that are sent; empty: all.
+    /// Indices into the declared parts that are sent, ascending; empty: all.
     pub parts: Vec<u32>,
     /// One value for each (block, part), blocks outermost.
     pub values: Vec<Bytes>,

@@ -9,10 +9,10 @@ use std::{ops::Range, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use indicatif::ProgressBar;
-use kvstrata_proto::v1;
 use kvstrata_tiers::{
     block::HASH_BYTES_MAX,
     error::{ErrorKind, Result},
+    namespace::{Identity, PartSpec},
 };
 use tokio::{
     sync::mpsc,
@@ -198,17 +198,20 @@ fn namespace(shared: &Shared) -> NamespaceSpec {
         Source::Generated => "generated".to_owned(),
         Source::Sampled(sample) => format!("sampled {}", blake3::hash(sample).to_hex()),
     };
-    NamespaceSpec::Engine(Box::new(v1::Namespace {
+    NamespaceSpec::Engine(Box::new(Identity {
+        tenant: String::new(),
         model: format!("replay of {}", shared.trace.name()),
         weights,
         engine: "replay".to_owned(),
         layout: "replay-v1".to_owned(),
         dtype: "bytes".to_owned(),
         block_tokens: shared.trace.block_tokens(),
-        parts: vec![v1::Part { group: 0, rank: 0, bytes: shared.block_bytes }],
+        parts: vec![PartSpec { group: 0, rank: 0, bytes: shared.block_bytes }],
         split: "none".to_owned(),
         hash_algorithm: "blake3".to_owned(),
         hash_bytes: 32,
-        ..v1::Namespace::default()
+        hash_root: Vec::new(),
+        lora: Vec::new(),
+        cache_salt: Vec::new(),
     }))
 }

@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn sources() -> [Source; 2] {
-        let sample: Vec<u8> = (0..1000_u32).map(|n| (n / 3) as u8).collect();
+        let sample: Vec<u8> = (0..=255).flat_map(|n| [n; 3]).collect();
         [Source::Generated, Source::Sampled(sample.into())]
     }
 
@@ -208,7 +208,7 @@ mod tests {
     fn words_are_evenly_spread() {
         let ones: u32 =
             bytes(&Source::Generated, 7, 7, 0).iter().map(|byte| byte.count_ones()).sum();
-        let expected = LEN as u32 * 4;
+        let expected = u32::try_from(LEN * 4).unwrap();
         assert!(ones.abs_diff(expected) < expected / 50, "{ones} of {expected} bits are set");
     }
 

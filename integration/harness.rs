@@ -1,0 +1,220 @@
+//! A real server process for a test: free ports, its own configuration directory, killed on drop.
+//!
+//! `Server::builder().dram("64MiB").start().await` returns once the server serves. What it logs is
+//! kept; [`Server::stop`] ends it the polite way and fails the test if there was a WARN or ERROR that
+//! the test did not list.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use kvstrata_proto::v1::block_cache_client::BlockCacheClient;
+use serde::Deserialize;
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout},
+};
+use tonic::transport::{Channel, Endpoint};
+
+/// Longest time for a server to start or stop: the machine may be building something else.
+pub(crate) const SERVER_WAIT: Duration = Duration::from_secs(60);
+/// The largest message that the clients of tests read and write, over the server's own limit.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// What a server is started with.
+#[derive(Debug, Default)]
+pub(crate) struct Builder {
+    arguments: Vec<String>,
+}
+
+/// A running server.
+#[derive(Debug)]
+pub(crate) struct Server {
+    child: Child,
+    addresses: Addresses,
+    log: Arc<Mutex<Vec<String>>>,
+    _configuration: tempfile::TempDir,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Addresses {
+    grpc: String,
+    http: String,
+}
+
+impl Builder {
+    /// Bytes of dram, like `64MiB`.
+    pub(crate) fn dram(self, size: &str) -> Self {
+        self.set("dram.capacity", size)
+    }
+
+    /// Any setting, by its dotted key.
+    pub(crate) fn set(mut self, key: &str, value: &str) -> Self {
+        self.arguments.extend(["--set".to_owned(), format!("{key}={value}")]);
+        self
+    }
+
+    /// Starts the process and waits until it serves.
+    pub(crate) async fn start(self) -> Server {
+        let configuration = tempfile::tempdir().unwrap();
+        let mut child = command(&configuration)
+            .args(["serve", "--print-addresses"])
+            .args(["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+            .args(self.arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let kept = Arc::clone(&log);
+        follow(child.stderr.take().unwrap(), move |line| kept.lock().unwrap().push(line));
+        let (send, receive) = oneshot::channel();
+        let mut send = Some(send);
+        follow(child.stdout.take().unwrap(), move |line| {
+            send.take().map(|send| send.send(line).unwrap_or_default()).unwrap_or_default();
+        });
+        let mut server =
+            Server { child, addresses: Addresses::default(), log, _configuration: configuration };
+        let Ok(Ok(line)) = timeout(SERVER_WAIT, receive).await else {
+            panic!("the server did not start:\n{}", server.log());
+        };
+        server.addresses = serde_json::from_str(&line).unwrap();
+        server
+    }
+}
+
+impl Server {
+    /// A server with 64 MiB of dram unless said otherwise.
+    pub(crate) fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// `host:port` of the gRPC contract.
+    pub(crate) fn grpc(&self) -> &str {
+        &self.addresses.grpc
+    }
+
+    /// A connection of its own.
+    pub(crate) async fn channel(&self) -> Channel {
+        let endpoint = Endpoint::new(format!("http://{}", self.grpc())).unwrap();
+        endpoint.connect().await.unwrap()
+    }
+
+    /// A client with a connection of its own and no limits.
+    pub(crate) async fn client(&self) -> BlockCacheClient<Channel> {
+        BlockCacheClient::new(self.channel().await)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Status and body of a page.
+    pub(crate) async fn page(&self, path: &str) -> (u16, String) {
+        http_get(&self.addresses.http, path).await
+    }
+
+    /// The value of a series in `/metrics`, given as it is printed there.
+    pub(crate) async fn metric(&self, series: &str) -> f64 {
+        let (_, page) = self.page("/metrics").await;
+        let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        let value = value.unwrap_or_else(|| panic!("no series {series} in\n{page}"));
+        value.parse().unwrap()
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        self.log.lock().unwrap().join("\n")
+    }
+
+    /// Sends SIGTERM.
+    pub(crate) fn terminate(&self) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// Waits for the end; returns the exit code.
+    pub(crate) async fn exit_code(&mut self) -> Option<i32> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(start.elapsed() < SERVER_WAIT, "still running:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Terminates the server; it must exit with 0 and have logged no WARN or ERROR but those that
+    /// contain one of `expected`.
+    pub(crate) async fn stop(mut self, expected: &[&str]) {
+        self.terminate();
+        assert_eq!(self.exit_code().await, Some(0), "log:\n{}", self.log());
+        self.assert_quiet(expected);
+    }
+
+    /// Fails if there is a WARN or ERROR in the log that contains none of `expected`.
+    pub(crate) fn assert_quiet(&self, expected: &[&str]) {
+        let log = self.log();
+        let loud = log.lines().filter(|line| line.contains(" WARN ") || line.contains("ERROR "));
+        let unlisted: Vec<_> =
+            loud.filter(|line| !expected.iter().any(|text| line.contains(text))).collect();
+        assert!(unlisted.is_empty(), "unlisted in the server's log:\n{}", unlisted.join("\n"));
+    }
+}
+
+/// The built binary with an environment that holds no settings of whoever runs the tests.
+pub(crate) fn command(configuration: &tempfile::TempDir) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvstrata"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("KV_") {
+            command.env_remove(name);
+        }
+    }
+    command.env("XDG_CONFIG_HOME", configuration.path());
+    command
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already, which is as good.
+        self.child.kill().unwrap_or_default();
+        self.child.wait().map(drop).unwrap_or_default();
+    }
+}
+
+/// Hands lines on from a thread of its own, so that a busy test does not stop the server's log.
+fn follow(from: impl Read + Send + 'static, mut take: impl FnMut(String) + Send + 'static) {
+    std::thread::spawn(move || {
+        BufReader::new(from).lines().map_while(Result::ok).for_each(&mut take);
+    });
+}
+
+/// A plain HTTP/1.1 request; the tests need no more of a client than this.
+async fn http_get(address: &str, path: &str) -> (u16, String) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut io = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    io.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    io.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
+/// Asks until the answer is yes; fails the test with `what` after `limit`.
+pub(crate) async fn wait_until<F: Future<Output = bool>>(
+    what: &str,
+    limit: Duration,
+    mut predicate: impl FnMut() -> F,
+) {
+    let start = Instant::now();
+    while !predicate().await {
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
