@@ -134,6 +134,11 @@ impl Server {
         self.log.lock().unwrap().join("\n")
     }
 
+    /// Its process id.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         let pid = i32::try_from(self.child.id()).unwrap();

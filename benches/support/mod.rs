@@ -60,3 +60,20 @@ pub(crate) fn status_bytes(process: &str, field: &str) -> u64 {
 pub(crate) fn rss_bytes() -> u64 {
     status_bytes("self", "VmRSS")
 }
+
+/// CPU seconds that a process has used; 0 for one that does not exist.
+pub(crate) fn cpu_seconds(process: &str) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let ticks = after_name.split_whitespace().skip(11).take(2);
+    let ticks: f64 = ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+    // USER_HZ is 100 on every Linux that this runs on.
+    ticks / 100.0
+}
+
+/// The middle one.
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
