@@ -74,7 +74,7 @@ fn lookups(fixture: &Fixture, namespace: &Arc<Namespace>) {
             fixture.stack.unpin(black_box(answer).pins);
             releases.push(started.elapsed());
         }
-        let [lookups, all] = [pins, releases].map(Samples::from_durations);
+        let [lookups, all] = [pins, releases].map(|durations| Samples::from_durations(&durations));
         println!("lookup of {ASKED}, {name}: {lookups}; with its release {all}");
     }
 }

@@ -27,7 +27,7 @@ impl Samples {
     }
 
     /// Samples that were taken elsewhere.
-    pub(crate) fn from_durations(durations: Vec<Duration>) -> Self {
+    pub(crate) fn from_durations(durations: &[Duration]) -> Self {
         let mut micros: Vec<f64> = durations.iter().map(|d| d.as_secs_f64() * 1e6).collect();
         micros.sort_by(f64::total_cmp);
         Self(micros)
