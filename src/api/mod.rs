@@ -117,3 +117,6 @@ fn period(
     }
     Ok(given)
 }
+
+#[cfg(test)]
+mod tests;
