@@ -11,7 +11,8 @@ use crate::{
     wire::{BLOCK_BYTES, PutStream, Wire, namespace, payload},
 };
 
-const TTL: Duration = Duration::from_secs(60);
+/// Longer than any wait here, so that an expired lease cannot pass for a freed one.
+const TTL: Duration = Duration::from_secs(300);
 /// Blocks that the actions are about: few, so that clients meet.
 const BLOCKS: u64 = 24;
 /// Blocks that one client is promised throughout.
