@@ -9,13 +9,17 @@
 
 mod abandon;
 mod bad_input;
+mod cli;
+mod client;
 mod config;
 mod drain;
+mod fake;
 mod harness;
 mod identity;
 mod metrics;
 mod plan;
 mod put_get;
+mod replay;
 mod sessions;
 mod shared_data;
 mod tidy;

@@ -7,6 +7,7 @@
 pub mod api;
 pub mod budget;
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod http;
 pub mod id;
@@ -15,7 +16,9 @@ pub mod lease;
 pub mod limits;
 pub mod logging;
 pub mod metrics;
+mod numbers;
 pub mod readiness;
+pub mod replay;
 pub mod server;
 pub mod session;
 pub mod sim;

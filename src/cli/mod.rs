@@ -1,9 +1,15 @@
 //! The command line: what each command is for, and how a failure ends the process.
 
 pub mod gen_trace;
+pub mod get;
+pub mod lookup;
 pub mod plan;
+pub mod put;
+pub mod replay;
 pub mod serve;
+pub mod stats;
 mod stdout;
+pub mod target;
 
 use std::{
     io::{self, Write},
@@ -11,6 +17,8 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
+
+use kvstrata_tiers::error::ErrorKind;
 
 use crate::config::Problems;
 
@@ -31,6 +39,16 @@ pub struct Cli {
 pub enum Command {
     /// Run a node until SIGTERM or SIGINT, then drain.
     Serve(serve::Args),
+    /// Store a file under a key.
+    Put(put::Args),
+    /// Write the value of a key to standard output or a file.
+    Get(get::Args),
+    /// Tell which tier holds each key.
+    Lookup(lookup::Args),
+    /// Show what a server holds and has done.
+    Stats(stats::Args),
+    /// Drive a server with the requests of a trace and check every byte.
+    Replay(replay::Args),
     /// Tell what caches of several sizes would hit on a trace.
     Plan(plan::Args),
     /// Write a trace like those of coding agents.
@@ -53,6 +71,15 @@ impl Failure {
     }
 }
 
+impl From<kvstrata_tiers::error::Error> for Failure {
+    fn from(error: kvstrata_tiers::error::Error) -> Self {
+        match error.kind() {
+            ErrorKind::Invalid => Self::Usage(error.to_string()),
+            _ => Self::Failed(error.to_string()),
+        }
+    }
+}
+
 impl From<Problems> for Failure {
     fn from(problems: Problems) -> Self {
         Self::Usage(problems.to_string())
@@ -70,8 +97,13 @@ pub async fn run() -> ExitCode {
     };
     let result = match cli.command {
         Command::Serve(args) => serve::run(args).await,
-        Command::Plan(args) => plan::run(&args).map_err(Failure::failed),
-        Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::failed),
+        Command::Put(args) => put::run(args).await.map_err(Failure::from),
+        Command::Get(args) => get::run(args).await.map_err(Failure::from),
+        Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
+        Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
+        Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
+        Command::Plan(args) => plan::run(&args).map_err(Failure::from),
+        Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::from),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -12,8 +12,19 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 /// # Blocking
 /// As long as the reader takes.
 pub(super) fn print(text: &str) -> Result<()> {
+    write(text.as_bytes())
+}
+
+/// Writes `bytes` to standard output in one go. A reader that has gone is no error.
+///
+/// # Errors
+/// As [`print`].
+///
+/// # Blocking
+/// As long as the reader takes.
+pub(super) fn write(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(source) if source.kind() != io::ErrorKind::BrokenPipe => {
             Err(Error::new(ErrorKind::Unavailable, "write to standard output").because(source))
         }

@@ -10,7 +10,9 @@
 //! key may put anything. Why this one: docs/decisions/0002-part-checksum.md, measured by
 //! `cargo bench --bench checksum`.
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+use std::fmt;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
 
 use crate::{block::BlockHash, namespace::NamespaceId};
 
@@ -27,6 +29,35 @@ pub fn part_checksum(
     bytes: &[u8],
 ) -> u64 {
     xxh3_64_with_seed(bytes, seed(namespace, hash, group, rank))
+}
+
+/// The same checksum over bytes that arrive in pieces.
+#[derive(Clone)]
+pub struct PartHasher(Xxh3);
+
+impl PartHasher {
+    /// Starts the checksum of the part (`group`, `rank`) of one block.
+    #[must_use]
+    pub fn new(namespace: &NamespaceId, hash: &BlockHash, group: u32, rank: u32) -> Self {
+        Self(Xxh3::with_seed(seed(namespace, hash, group, rank)))
+    }
+
+    /// Takes the next piece.
+    pub fn update(&mut self, piece: &[u8]) {
+        self.0.update(piece);
+    }
+
+    /// The checksum of all pieces together.
+    #[must_use]
+    pub fn checksum(&self) -> u64 {
+        self.0.digest()
+    }
+}
+
+impl fmt::Debug for PartHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PartHasher")
+    }
 }
 
 fn seed(namespace: &NamespaceId, hash: &BlockHash, group: u32, rank: u32) -> u64 {
@@ -60,6 +91,17 @@ mod tests {
         let namespace = NamespaceId::from_bytes([7; 32]);
         let bytes: Vec<u8> = (0..=255).cycle().take(4096).collect();
         assert_eq!(part_checksum(&namespace, &hash(9), 1, 2, &bytes), GOLDEN);
+    }
+
+    #[test]
+    fn pieces_add_up_to_the_whole() {
+        let namespace = NamespaceId::from_bytes([7; 32]);
+        let bytes: Vec<u8> = (0..=255).cycle().take(4096).collect();
+        let mut hasher = PartHasher::new(&namespace, &hash(9), 1, 2);
+        for piece in bytes.chunks(1000) {
+            hasher.update(piece);
+        }
+        assert_eq!(hasher.checksum(), GOLDEN);
     }
 
     #[test]

@@ -1,0 +1,179 @@
+//! `kvstrata replay`: drives a server with a trace and checks every byte that comes back.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use bytesize::ByteSize;
+use indicatif::{ProgressBar, ProgressStyle};
+use kvstrata_tiers::{
+    error::{Error, ErrorKind, Result},
+    limits::PART_BYTES_MAX,
+};
+
+use super::stdout;
+use crate::{
+    replay::{CLIENTS_MAX, ReplayOptions, Report, ServerProcess, ServerSettings, Source, replay},
+    trace::{ReadOptions, TimeUnit, Trace, read},
+};
+
+/// How often the progress bar is drawn.
+const DRAW_INTERVAL: Duration = Duration::from_millis(200);
+
+const EXAMPLES: &str = "\
+Examples:
+  Start a server, replay the sample, stop the server:
+    kvstrata replay examples/sample.jsonl.zst
+  With a dram that cannot hold everything, and eight engines:
+    kvstrata replay trace.jsonl.zst --block-bytes 4KiB --dram 72MiB --clients 8
+  Against a server that is running, with real KV blocks:
+    kvstrata replay trace.jsonl.zst --endpoint 127.0.0.1:9400 --kv-sample blocks.kv
+
+For each request: look up all blocks with a lease, get what was found and check every byte, put the
+rest, release the lease. Every byte follows from the block's identity. The exit code is 1 if a byte
+is wrong, a leased block is not delivered, a duplicate differs, or the counts do not add up.";
+
+/// Drive a server with the requests of a trace and check every byte
+///
+/// Reads Mooncake, run-length (gen-trace) and Qwen-Bailian JSON lines, plain or zstd.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The trace file
+    pub trace: PathBuf,
+
+    /// Replay only the first N requests
+    #[arg(long, value_name = "N")]
+    pub requests: Option<usize>,
+
+    /// Bytes of one block, 1B to 64MiB; all distinct blocks together should fit into the machine
+    #[arg(long, value_name = "SIZE", default_value = "16KiB")]
+    pub block_bytes: ByteSize,
+
+    /// Engines to play, each with its own connection and session
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub clients: usize,
+
+    /// File of real KV bytes to use as payload, with a stamp of 8 bytes in every 256
+    #[arg(long, value_name = "FILE")]
+    pub kv_sample: Option<PathBuf>,
+
+    /// A running server; without it one is started on free ports and stopped at the end
+    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["dram", "memory"])]
+    pub endpoint: Option<String>,
+
+    /// Size of dram of the server that is started, for example 512MiB
+    #[arg(long, value_name = "SIZE")]
+    pub dram: Option<String>,
+
+    /// Memory of the server that is started, for example 1GiB
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<String>,
+
+    /// Tokens of one block, if not the format's own
+    #[arg(long, value_name = "N")]
+    pub block_tokens: Option<u32>,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Replays the trace and prints the report.
+///
+/// # Errors
+/// `Invalid` for arguments out of range; `Internal` if the replay found anything wrong; else
+/// whatever kept it from running to the end.
+///
+/// # Cancel safety
+/// Safe: a server that was started is killed.
+pub async fn run(args: Args) -> Result<()> {
+    let block_bytes = check(&args)?;
+    let source = source(&args)?;
+    let trace = Arc::new(load(&args).await?);
+    let settings = ServerSettings { dram: args.dram.clone(), memory: args.memory.clone() };
+    let server = match &args.endpoint {
+        Some(_) => None,
+        None => Some(ServerProcess::start(&settings).await?),
+    };
+    let own = server.as_ref().map(|server| server.endpoint().to_owned());
+    let options = ReplayOptions {
+        endpoint: args.endpoint.clone().or(own).unwrap_or_default(),
+        alone: server.is_some(),
+        clients: args.clients,
+        block_bytes,
+        source,
+    };
+    let report = tokio::select! {
+        report = replay(Arc::clone(&trace), &options, progress(&trace)) => report?,
+        _ = tokio::signal::ctrl_c() => {
+            return Err(Error::new(ErrorKind::Cancelled, "replay: stopped by SIGINT"));
+        }
+    };
+    if let Some(server) = server {
+        server.stop().await?;
+    }
+    print(&report, args.json)?;
+    if report.problems.is_empty() {
+        return Ok(());
+    }
+    let problems = report.problems.join("; ");
+    Err(Error::new(ErrorKind::Internal, format!("replay: {problems}")))
+}
+
+fn check(args: &Args) -> Result<u32> {
+    let bytes = args.block_bytes.0;
+    if !(1..=PART_BYTES_MAX).contains(&bytes) {
+        let max = ByteSize(PART_BYTES_MAX);
+        return Err(Error::invalid(format!("--block-bytes: {bytes} given, 1 to {max} allowed")));
+    }
+    if !(1..=CLIENTS_MAX).contains(&args.clients) {
+        return Err(Error::invalid(format!(
+            "--clients: {} given, 1 to {CLIENTS_MAX} allowed",
+            args.clients
+        )));
+    }
+    u32::try_from(bytes).map_err(|error| Error::invalid("--block-bytes").because(error))
+}
+
+fn source(args: &Args) -> Result<Source> {
+    let Some(path) = &args.kv_sample else { return Ok(Source::Generated) };
+    let bytes = std::fs::read(path).map_err(|error| {
+        Error::invalid(format!("--kv-sample: read {}", path.display())).because(error)
+    })?;
+    if bytes.is_empty() {
+        return Err(Error::invalid(format!("--kv-sample: {} is empty", path.display())));
+    }
+    Ok(Source::Sampled(bytes.into()))
+}
+
+/// Reads the trace on a thread of its own: a large one takes seconds.
+async fn load(args: &Args) -> Result<Trace> {
+    let path = args.trace.clone();
+    let options = ReadOptions {
+        block_tokens: args.block_tokens,
+        time_unit: None::<TimeUnit>,
+        requests_max: args.requests,
+    };
+    let reading = tokio::task::spawn_blocking(move || read(&path, &options));
+    let failed = |error| Error::new(ErrorKind::Internal, "read the trace").because(error);
+    reading.await.map_err(failed)?
+}
+
+/// A bar on stderr; nothing when stderr is not a terminal.
+fn progress(trace: &Trace) -> ProgressBar {
+    let bar = ProgressBar::new(trace.references());
+    let template = "{bar:40} {percent:>3} % of {human_len} block references, {per_sec}, {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(DRAW_INTERVAL);
+    bar
+}
+
+fn print(report: &Report, json: bool) -> Result<()> {
+    if !json {
+        return stdout::print(&report.to_string());
+    }
+    let failed = |error| Error::new(ErrorKind::Internal, "write JSON").because(error);
+    let text = serde_json::to_string_pretty(report).map_err(failed)?;
+    stdout::print(&format!("{text}\n"))
+}

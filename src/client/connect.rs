@@ -1,0 +1,212 @@
+//! The channel to one server: frame and window sizes, keepalive, message limits, deadlines.
+
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use kvstrata_proto::v1::{self, block_cache_client::BlockCacheClient};
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use tokio::sync::watch;
+use tonic::{
+    Request, Response, Status,
+    transport::{Channel, Endpoint},
+};
+
+use super::{members::Members, status::error_of};
+
+/// The longest gRPC message either side sends, in bytes.
+pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+/// HTTP/2 frames: the default of 16 KiB costs a third of the throughput.
+const FRAME_BYTES_MAX: u32 = 2 << 20;
+/// What one stream may have in flight, in bytes: a few messages of 1 MiB.
+const STREAM_WINDOW_BYTES: u32 = 8 << 20;
+/// What one connection may have in flight, in bytes.
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// How long a silent connection is trusted before it is probed.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a probe may stay unanswered.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The deadlines of a client. Every call has one.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// For the connection to be made. Default 5 s: a server on the network answers in milliseconds.
+    pub connect_deadline: Duration,
+    /// For each call that moves no blocks. Default 10 s; a lookup of 65,536 hashes takes a few ms.
+    pub call_deadline: Duration,
+    /// For the next message of a put or a get. Default 30 s: a stream that stands still is dead.
+    pub stall_deadline: Duration,
+    /// For one put or get as a whole. Default 10 min: tens of GiB over a slow network.
+    pub transfer_deadline: Duration,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            connect_deadline: Duration::from_secs(5),
+            call_deadline: Duration::from_secs(10),
+            stall_deadline: Duration::from_secs(30),
+            transfer_deadline: Duration::from_secs(600),
+        }
+    }
+}
+
+/// A connection to one server. Cheap to clone; clones share the connection.
+#[derive(Clone)]
+pub struct Client {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    endpoint: String,
+    wire: BlockCacheClient<Channel>,
+    channel: Channel,
+    options: ClientOptions,
+    members: watch::Sender<Members>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("endpoint", &self.shared.endpoint).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// Connects to `endpoint`: `host:port` or `http://host:port`.
+    ///
+    /// # Errors
+    /// `Invalid` if `endpoint` is not an address; `Unavailable` or `Timeout` if nothing answers.
+    ///
+    /// # Cancel safety
+    /// Safe: a dropped attempt leaves nothing behind.
+    pub async fn connect(endpoint: &str, options: ClientOptions) -> Result<Self> {
+        let uri = if endpoint.contains("://") {
+            endpoint.to_owned()
+        } else {
+            format!("http://{endpoint}")
+        };
+        let channel = configure(&uri, &options)?;
+        let connecting = tokio::time::timeout(options.connect_deadline, channel.connect());
+        let channel = connecting
+            .await
+            .map_err(|_elapsed| cannot_connect(ErrorKind::Timeout, endpoint))?
+            .map_err(|error| {
+                cannot_connect(ErrorKind::Unavailable, endpoint).because(root(&error))
+            })?;
+        let wire = BlockCacheClient::new(channel.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        let endpoint = endpoint.to_owned();
+        let members = watch::Sender::new(Members::default());
+        Ok(Self { shared: Arc::new(Shared { endpoint, wire, channel, options, members }) })
+    }
+
+    /// The address this client was given.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.shared.endpoint
+    }
+
+    /// The newest member list seen in any answer or session event.
+    #[must_use]
+    pub fn members(&self) -> Members {
+        self.shared.members.borrow().clone()
+    }
+
+    /// The deadlines in force.
+    #[must_use]
+    pub fn options(&self) -> &ClientOptions {
+        &self.shared.options
+    }
+
+    /// Keeps `list` if it is newer than the one known.
+    pub(super) fn learn_members(&self, list: Option<v1::MemberList>) {
+        let Some(list) = list.map(Members::from) else {
+            return;
+        };
+        self.shared.members.send_if_modified(|known| {
+            let newer = known.list.is_empty() || list.epoch > known.epoch;
+            if newer {
+                *known = list;
+            }
+            newer
+        });
+    }
+
+    pub(super) fn wire(&self) -> BlockCacheClient<Channel> {
+        self.shared.wire.clone()
+    }
+
+    pub(super) fn channel(&self) -> Channel {
+        self.shared.channel.clone()
+    }
+
+    /// Runs one call that moves no blocks, under its deadline.
+    pub(super) async fn call<T, F>(&self, doing: &str, call: F) -> Result<T>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        within(doing, self.shared.options.call_deadline, call).await.map(Response::into_inner)
+    }
+
+    /// A request that tells the server how long this side waits.
+    pub(super) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.shared.options.call_deadline);
+        request
+    }
+}
+
+/// Awaits `future` for at most `deadline`.
+pub(super) async fn within<T, F>(doing: &str, deadline: Duration, future: F) -> Result<T>
+where
+    F: Future<Output = Result<T, Status>>,
+{
+    match tokio::time::timeout(deadline, future).await {
+        Ok(result) => result.map_err(|status| error_of(doing, &status)),
+        Err(_elapsed) => Err(timed_out(doing, deadline)),
+    }
+}
+
+/// The error of a deadline that passed on this side.
+pub(super) fn timed_out(doing: &str, deadline: Duration) -> Error {
+    let waited = humantime::format_duration(deadline);
+    Error::new(
+        ErrorKind::Timeout,
+        format!(
+            "{doing}: no answer within {waited}; the outcome is unknown, and trying again is safe"
+        ),
+    )
+}
+
+fn configure(uri: &str, options: &ClientOptions) -> Result<Endpoint> {
+    let endpoint = Endpoint::from_shared(uri.to_owned()).map_err(|error| {
+        Error::invalid(format!("endpoint: `{uri}` is not host:port or http://host:port"))
+            .because(error)
+    })?;
+    Ok(endpoint
+        .connect_timeout(options.connect_deadline)
+        .tcp_nodelay(true)
+        .max_frame_size(FRAME_BYTES_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .keep_alive_while_idle(true))
+}
+
+fn cannot_connect(kind: ErrorKind, endpoint: &str) -> Error {
+    Error::new(
+        kind,
+        format!(
+            "cannot connect to {endpoint}: is the server running? start it with `kvstrata serve`"
+        ),
+    )
+}
+
+/// The innermost cause: the layers above it only say "transport error".
+fn root(error: &tonic::transport::Error) -> Box<dyn std::error::Error + Send + Sync> {
+    let mut innermost: &dyn std::error::Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string().into()
+}

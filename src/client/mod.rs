@@ -1,0 +1,47 @@
+//! The one client of the `kvstrata.v1` contract: the command line, replay, benches, router and
+//! Python all use it.
+//!
+//! ```text
+//! Client::connect -> client.open(spec) -> Handle   lookup, get, put, describe, touch, prefetch, remove
+//!                 -> client.session(name) -> Session   owns leases and puts; ends on drop
+//! ```
+//! Invariants
+//! - *A get returns exactly the bytes that were put under that key, or nothing.* Every part is
+//!   verified here against a checksum seeded with its identity; what fails is a miss for its block.
+//! - A miss is never an error. Errors carry the kind the server meant and say what to do next.
+//! - Every call has a deadline; what is in flight is bounded by message size and HTTP/2 windows.
+//! - Lists longer than the server's limits are split, in order, where the meaning survives that
+//!   (get, put, touch, ...). A lookup is not split: its prefix and lease are one decision.
+//!
+//! It never retries: only the caller knows whether a late answer is still of use.
+//!
+//! Why packed hash lists instead of vectors of hashes: a lookup of half a million tokens is 31,250
+//! hashes, and slicing one buffer is free.
+
+mod assemble;
+mod codec;
+mod connect;
+mod get;
+mod hashes;
+mod lookup;
+mod members;
+mod namespace;
+mod pack;
+mod put;
+mod session;
+mod stats;
+mod status;
+mod verbs;
+
+pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason};
+pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX};
+pub use get::GetOptions;
+pub use hashes::HashList;
+pub use lookup::{Lease, LeaseAsk, Locality, Lookup, LookupOptions, Run};
+pub use members::{Member, Members};
+pub use namespace::{Handle, Limits, NamespaceSpec};
+pub use put::{PutBatch, PutOutcome, PutReport};
+pub use session::{Session, SessionState};
+pub use stats::{NamespaceStats, Stats, TierStats, TierTotals};
+pub use status::{RETRY_AFTER_KEY, error_of};
+pub use verbs::{Description, Prefetched};

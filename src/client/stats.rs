@@ -1,0 +1,198 @@
+//! What a server holds and has done.
+
+use std::time::Duration;
+
+use kvstrata_proto::v1;
+use kvstrata_tiers::{error::Result, tier::Tier};
+use serde::Serialize;
+
+use super::{Client, lookup::tier_of};
+
+/// A server's state and totals since its start.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Stats {
+    /// Name of the node.
+    pub node: String,
+    /// Version of the server.
+    pub version: String,
+    /// Milliseconds since its start.
+    pub uptime_ms: u64,
+    /// One entry for each tier it has, hot to cold.
+    pub tiers: Vec<TierStats>,
+    /// Blocks known.
+    pub index_blocks: u64,
+    /// Memory of the index, in bytes.
+    pub index_bytes: u64,
+    /// Open sessions.
+    pub sessions: u32,
+    /// Leases in force.
+    pub leases: u32,
+    /// Bytes they cover.
+    pub leased_bytes: u64,
+    /// Bytes of puts in flight.
+    pub staging_bytes: u64,
+    /// Puts whose key was here with other bytes.
+    pub duplicate_differs: u64,
+    /// Parts that failed verification.
+    pub corrupt: u64,
+    /// Blocks asked in lookups, by answer.
+    pub lookups: TierTotals,
+    /// Open namespaces.
+    pub namespaces: Vec<NamespaceStats>,
+    /// What a person should know now.
+    pub warnings: Vec<String>,
+}
+
+/// One tier.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct TierStats {
+    /// Its name: dram, nvme or object.
+    pub tier: String,
+    /// What it can hold, in bytes.
+    pub capacity_bytes: u64,
+    /// What blocks take of that, in bytes.
+    pub used_bytes: u64,
+    /// Blocks it holds.
+    pub blocks: u64,
+    /// Blocks evicted since the start.
+    pub evicted_blocks: u64,
+    /// Blocks read since the start.
+    pub get_blocks: u64,
+    /// Bytes read since the start.
+    pub get_bytes: u64,
+}
+
+/// Blocks asked in lookups: the other fields sum to `asked`.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct TierTotals {
+    /// All of them.
+    pub asked: u64,
+    /// In a prefix, in dram.
+    pub dram: u64,
+    /// In a prefix, on nvme.
+    pub nvme: u64,
+    /// In a prefix, in the object store.
+    pub object: u64,
+    /// In a prefix, with a put in flight.
+    pub pending: u64,
+    /// Not in a prefix.
+    pub miss: u64,
+}
+
+/// One namespace.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct NamespaceStats {
+    /// Its id, in hex.
+    pub namespace_id: String,
+    /// Model, or the name of an opaque namespace.
+    pub model: String,
+    /// Engine.
+    pub engine: String,
+    /// Hash root, in hex, shortened.
+    pub hash_root: String,
+    /// Blocks held.
+    pub blocks: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Blocks asked in lookups, by answer.
+    pub lookups: TierTotals,
+    /// Blocks stored since the start.
+    pub put_blocks: u64,
+}
+
+impl Stats {
+    /// The entry of `tier`, if the server has that tier.
+    #[must_use]
+    pub fn tier(&self, tier: Tier) -> Option<&TierStats> {
+        self.tiers.iter().find(|entry| entry.tier == tier.name())
+    }
+}
+
+impl Client {
+    /// Asks what the server holds and has done.
+    ///
+    /// # Errors
+    /// Whatever keeps the call from being answered.
+    ///
+    /// # Cancel safety
+    /// Safe: it changes nothing.
+    pub async fn stats(&self) -> Result<Stats> {
+        let mut wire = self.wire();
+        let call = wire.stats(self.request(v1::StatsRequest {}));
+        let reply = self.call("read stats", call).await?;
+        self.learn_members(reply.members.clone());
+        Ok(Stats::from(reply))
+    }
+}
+
+impl From<v1::StatsResponse> for Stats {
+    fn from(wire: v1::StatsResponse) -> Self {
+        Self {
+            node: wire.node,
+            version: wire.version,
+            uptime_ms: wire.uptime_ms,
+            tiers: wire.tiers.into_iter().map(TierStats::from).collect(),
+            index_blocks: wire.index_blocks,
+            index_bytes: wire.index_bytes,
+            sessions: wire.sessions,
+            leases: wire.leases,
+            leased_bytes: wire.leased_bytes,
+            staging_bytes: wire.staging_bytes,
+            duplicate_differs: wire.duplicate_differs,
+            corrupt: wire.corrupt,
+            lookups: wire.lookups.unwrap_or_default().into(),
+            namespaces: wire.namespaces.into_iter().map(NamespaceStats::from).collect(),
+            warnings: wire.warnings,
+        }
+    }
+}
+
+impl Stats {
+    /// How long the server has been up.
+    #[must_use]
+    pub fn uptime(&self) -> Duration {
+        Duration::from_millis(self.uptime_ms)
+    }
+}
+
+impl From<v1::TierStats> for TierStats {
+    fn from(wire: v1::TierStats) -> Self {
+        Self {
+            tier: tier_of(wire.tier()).map_or("unknown", Tier::name).to_owned(),
+            capacity_bytes: wire.capacity_bytes,
+            used_bytes: wire.used_bytes,
+            blocks: wire.blocks,
+            evicted_blocks: wire.evicted_blocks,
+            get_blocks: wire.get_blocks,
+            get_bytes: wire.get_bytes,
+        }
+    }
+}
+
+impl From<v1::TierTotals> for TierTotals {
+    fn from(wire: v1::TierTotals) -> Self {
+        Self {
+            asked: wire.asked,
+            dram: wire.dram,
+            nvme: wire.nvme,
+            object: wire.object,
+            pending: wire.pending,
+            miss: wire.miss,
+        }
+    }
+}
+
+impl From<v1::NamespaceStats> for NamespaceStats {
+    fn from(wire: v1::NamespaceStats) -> Self {
+        Self {
+            namespace_id: hex::encode(&wire.namespace_id),
+            model: wire.model,
+            engine: wire.engine,
+            hash_root: wire.hash_root,
+            blocks: wire.blocks,
+            bytes: wire.bytes,
+            lookups: wire.lookups.unwrap_or_default().into(),
+            put_blocks: wire.put_blocks,
+        }
+    }
+}

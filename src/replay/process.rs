@@ -1,0 +1,200 @@
+//! A server process of our own: started on free ports, stopped by SIGTERM, watched all the while.
+//!
+//! It is the same binary, run as `kvstrata serve`, so a replay measures what an engine would see: a
+//! process behind a socket. Its identity secret and its log live in a directory that only this user
+//! can read and that goes away with the [`ServerProcess`].
+
+use std::{
+    fs,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    process::{Child, ChildStdout, Command},
+    time::timeout,
+};
+
+/// How long a server may take until it serves: mapping memory and binding ports take milliseconds.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a server may take to stop: no client is left, so there is nothing to drain.
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// Names tried for the directory before giving up.
+const DIRECTORY_TRIES: u32 = 1000;
+/// Lines of the server's log shown when it fails.
+const LOG_LINES_SHOWN: usize = 8;
+
+/// What the server is told.
+#[derive(Debug, Clone, Default)]
+pub struct ServerSettings {
+    /// Size of dram, such as `512MiB`; the server's default if `None`.
+    pub dram: Option<String>,
+    /// Memory of the whole process, such as `1GiB`; the server's default if `None`.
+    pub memory: Option<String>,
+}
+
+/// A running server. Dropping it kills it; [`stop`](Self::stop) lets it end well.
+#[derive(Debug)]
+pub struct ServerProcess {
+    child: Child,
+    endpoint: String,
+    /// Kept open: a server whose output is closed could not print.
+    _stdout: BufReader<ChildStdout>,
+    directory: Directory,
+}
+
+#[derive(Debug, Deserialize)]
+struct Addresses {
+    grpc: String,
+}
+
+impl ServerProcess {
+    /// Starts a server and waits until it serves.
+    ///
+    /// # Errors
+    /// `Unavailable` if it does not start; the error shows the end of its log.
+    ///
+    /// # Cancel safety
+    /// Safe: a server that was being started is killed.
+    pub async fn start(settings: &ServerSettings) -> Result<Self> {
+        let directory = Directory::create()?;
+        let mut child = command(settings, &directory)?
+            .spawn()
+            .map_err(|error| failed("start a server").because(error))?;
+        let stdout = child.stdout.take().ok_or_else(|| failed("read the server's output"))?;
+        let mut stdout = BufReader::new(stdout);
+        let mut line = String::new();
+        let read = timeout(START_DEADLINE, stdout.read_line(&mut line)).await;
+        let addresses = match read {
+            Ok(Ok(1..)) => serde_json::from_str::<Addresses>(&line).ok(),
+            Ok(Ok(0) | Err(_)) | Err(_) => None,
+        };
+        let Some(addresses) = addresses else {
+            let log = directory.log_tail();
+            return Err(failed(&format!("start a server: it did not say where it serves{log}")));
+        };
+        Ok(Self { child, endpoint: addresses.grpc, _stdout: stdout, directory })
+    }
+
+    /// `host:port` of its gRPC contract.
+    #[must_use]
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Asks it to stop and waits until it has.
+    ///
+    /// # Errors
+    /// `Internal` if it does not end in time or ends with another exit code than 0; the error shows
+    /// the end of its log.
+    ///
+    /// # Cancel safety
+    /// Safe: the server is killed.
+    pub async fn stop(mut self) -> Result<()> {
+        let pid = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        if let Some(pid) = pid {
+            kill_process(pid, Signal::TERM)
+                .map_err(|error| failed("stop the server").because(error))?;
+        }
+        let ended = timeout(STOP_DEADLINE, self.child.wait()).await;
+        match ended {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) => Err(self.ended_badly(status)),
+            Ok(Err(error)) => Err(failed("wait for the server").because(error)),
+            Err(_elapsed) => {
+                let waited = humantime::format_duration(STOP_DEADLINE);
+                let log = self.directory.log_tail();
+                let what = format!("stop the server: it still runs {waited} after SIGTERM{log}");
+                Err(Error::new(ErrorKind::Internal, what))
+            }
+        }
+    }
+
+    fn ended_badly(&self, status: ExitStatus) -> Error {
+        let log = self.directory.log_tail();
+        Error::new(ErrorKind::Internal, format!("the server ended with {status}{log}"))
+    }
+}
+
+fn command(settings: &ServerSettings, directory: &Directory) -> Result<Command> {
+    let program = std::env::current_exe()
+        .map_err(|error| failed("find the path of this program").because(error))?;
+    let log = fs::File::create(directory.log())
+        .map_err(|error| failed("create the server's log").because(error))?;
+    let secret = directory.0.join("identity");
+    let mut command = Command::new(program);
+    command
+        .args(["serve", "--print-addresses"])
+        .args(["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+        .arg("--set")
+        .arg(format!("identity.secret_file={}", secret.display()));
+    if let Some(dram) = &settings.dram {
+        command.args(["--dram", dram]);
+    }
+    if let Some(memory) = &settings.memory {
+        command.arg("--set").arg(format!("memory.limit={memory}"));
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
+    Ok(command)
+}
+
+fn failed(what: &str) -> Error {
+    Error::new(ErrorKind::Unavailable, what)
+}
+
+/// A directory of this user only, removed on drop.
+#[derive(Debug)]
+struct Directory(PathBuf);
+
+impl Directory {
+    fn create() -> Result<Self> {
+        let parent = std::env::temp_dir();
+        let process = std::process::id();
+        let mut last = None;
+        for number in 0..DIRECTORY_TRIES {
+            let path = parent.join(format!("kvstrata-replay-{process}-{number}"));
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) => last = Some(error),
+            }
+        }
+        let error = failed(&format!("create a directory in {}", parent.display()));
+        Err(match last {
+            Some(cause) => error.because(cause),
+            None => error,
+        })
+    }
+
+    fn log(&self) -> PathBuf {
+        self.0.join("server.log")
+    }
+
+    /// The end of the log as a suffix of an error message.
+    fn log_tail(&self) -> String {
+        let text = read_text(&self.log());
+        let lines: Vec<_> = text.lines().collect();
+        let shown = lines.get(lines.len().saturating_sub(LOG_LINES_SHOWN)..).unwrap_or_default();
+        if shown.is_empty() {
+            String::new()
+        } else {
+            format!("; its log ends with\n{}", shown.join("\n"))
+        }
+    }
+}
+
+fn read_text(path: &Path) -> String {
+    fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        // Left behind at worst: a secret that names nothing any more, readable by its owner only.
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
