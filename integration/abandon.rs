@@ -11,9 +11,12 @@ use crate::{
     wire::{BLOCK_BYTES, PutStream, Wire, namespace, payload},
 };
 
-const TTL: Duration = Duration::from_secs(60);
+/// Longer than any wait here, so that an expired lease cannot pass for a freed one.
+const TTL: Duration = Duration::from_secs(300);
 /// Blocks that the actions are about: few, so that clients meet.
 const BLOCKS: u64 = 24;
+/// Blocks that one client is promised throughout.
+const PROMISED: [u64; 4] = [0, 1, 2, 3];
 
 /// What a client does next.
 #[derive(Debug, Clone)]
@@ -166,26 +169,27 @@ async fn a_client_killed_after_each_step_of_its_life_leaves_nothing() {
     server.stop(&[]).await;
 }
 
+/// A client that holds a promise over the first blocks all the time.
+async fn promised(server: &Server) -> Wire {
+    let mut holder = Wire::connect(server, namespace("m")).await;
+    holder.put(&PROMISED).await;
+    let lease = holder.lookup_with_lease(PROMISED, TTL).await.unwrap().lease.unwrap();
+    assert_eq!(lease.blocks, 4);
+    holder
+}
+
 async fn run(steps: Vec<(usize, Step)>) {
     let server = Server::builder().dram("16MiB").start().await;
     let mut observer = Wire::without_session(&server, namespace("m")).await;
-    let mut actors = Vec::new();
-    for _ in 0..3 {
-        actors.push(Actor::born(&server).await);
-    }
-    // One client holds a promise over the first blocks all the time.
-    let mut holder = Wire::connect(&server, namespace("m")).await;
-    let promised: Vec<u64> = (0..4).collect();
-    holder.put(&promised).await;
-    let lease = holder.lookup_with_lease(0..4, TTL).await.unwrap().lease.unwrap();
-    assert_eq!(lease.blocks, 4);
+    let mut actors =
+        [Actor::born(&server).await, Actor::born(&server).await, Actor::born(&server).await];
+    let mut holder = promised(&server).await;
     for (actor, step) in steps {
         actors[actor].act(step, &server).await;
     }
     drop(actors);
-    for (number, block) in promised.iter().zip(holder.get(&promised).await) {
-        assert_eq!(block, Some(payload(*number)), "a leased byte changed or went away");
-    }
+    let kept: Vec<_> = PROMISED.iter().map(|number| Some(payload(*number))).collect();
+    assert_eq!(holder.get(&PROMISED).await, kept, "a leased byte changed or went away");
     drop(holder);
     wait_nothing_left(&observer).await;
     assert_right(&mut observer).await;

@@ -31,6 +31,8 @@ async fn a_drain_is_unready_first_tells_sessions_and_finishes_what_is_in_flight(
     let mut put = wire.put_stream(wire.offer([1, 2])).await.unwrap();
     put.wanted().await.unwrap();
     put.send(wire.part(0, 1, payload(1))).await;
+    let stored = "kvstrata_put_blocks_total{outcome=\"stored\"}";
+    wait_until("block 1 is stored", SERVER_WAIT, async || server.metric(stored).await == 1.0).await;
 
     server.terminate();
     wait_until("/readyz says 503", SERVER_WAIT, async || server.page("/readyz").await.0 == 503)

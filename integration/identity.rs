@@ -5,7 +5,7 @@ use kvstrata_proto::v1::{Namespace, Part, PutOutcome, StatsRequest};
 use tonic::Code;
 
 use crate::{
-    harness::Server,
+    harness::{SERVER_WAIT, Server, wait_until},
     wire::{Wire, namespace, open},
 };
 
@@ -78,7 +78,7 @@ async fn another_hash_root_is_told_to_the_client_the_log_the_stats_and_the_metri
     assert_eq!(roots, ["0101010101010101", "0202020202020202"]);
     drop(client);
     let log = "namespace needs attention";
-    assert!(server.log().contains(log));
+    wait_until(log, SERVER_WAIT, async || server.log().contains(log)).await;
     server.stop(&[log]).await;
 }
 

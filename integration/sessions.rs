@@ -10,7 +10,8 @@ use crate::{
     wire::{Wire, namespace, payload},
 };
 
-const TTL: Duration = Duration::from_secs(30);
+/// Longer than any wait here, so that an expired lease cannot pass for a freed one.
+const TTL: Duration = Duration::from_secs(300);
 
 async fn stats(observer: &Wire) -> StatsResponse {
     observer.client.clone().stats(StatsRequest {}).await.unwrap().into_inner()

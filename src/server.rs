@@ -25,7 +25,7 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    api::{self, Calls, Leases, Node, Sessions, incoming},
+    api::{self, Calls, Framed, Leases, Node, Sessions, incoming},
     budget::{Budget, Machine},
     config::{Auto, Config, Problems},
     http, id,
@@ -213,7 +213,7 @@ impl Server {
             .layer(MapResponseLayer::new(api::correct_unreadable))
             .add_service(health)
             .add_service(reflection)
-            .add_service(api::service(Arc::clone(&self.node), self.calls.clone()));
+            .add_service(Framed::new(Arc::clone(&self.node), self.calls.clone()));
         let open = self.node.metrics.connections.clone();
         let connections = incoming::connections(listener, CONNECTIONS_MAX, open);
         let tasks = &self.node.tasks;

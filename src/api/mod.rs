@@ -7,6 +7,7 @@
 pub mod blocks;
 mod calls;
 mod convert;
+mod framed;
 mod get;
 pub mod incoming;
 mod put;
@@ -16,7 +17,8 @@ pub mod status;
 use std::{sync::Arc, time::Duration};
 
 pub use calls::{Calls, Observed};
-use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCacheServer};
+pub use framed::Framed;
+use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
     namespace::NamespaceTable,
     stack::{Pin, Stack},
@@ -28,8 +30,7 @@ use crate::{
     lease::LeaseTable,
     limits::{
         HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES,
-        HTTP2_STREAMS_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX,
-        UNARY_DEADLINE,
+        HTTP2_STREAMS_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, UNARY_DEADLINE,
     },
     metrics::ServerMetrics,
     session::SessionTable,
@@ -64,13 +65,6 @@ pub struct Node {
     pub prefetches: Arc<Semaphore>,
     /// When the server started.
     pub started: Instant,
-}
-
-/// The service with its message limits.
-pub fn service(node: Arc<Node>, calls: Calls) -> BlockCacheServer<blocks::BlockService> {
-    BlockCacheServer::new(blocks::BlockService::new(node, calls))
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 /// A transport with our windows, frames, keepalive and deadlines.
@@ -123,3 +117,6 @@ fn period(
     }
     Ok(given)
 }
+
+#[cfg(test)]
+mod tests;
