@@ -10,6 +10,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
+    clippy::indexing_slicing,
     reason = "a bench prints its table and fails by panicking"
 )]
 

@@ -27,6 +27,7 @@ use kvstrata_tiers::{
     testing::{Fixture, pack},
 };
 use support::{Samples, rss_bytes};
+use tokio::time::Instant;
 
 const BLOCKS: u64 = 1_000_000;
 const ASKED: u64 = 32_768;
@@ -63,12 +64,18 @@ fn lookups(fixture: &Fixture, namespace: &Arc<Namespace>) {
         ("all present, lease and release", &chains, lease),
         ("none present", &vec![absent], Ask::default()),
     ] {
-        let samples = Samples::of(ROUNDS, |round| {
+        let mut pins = Vec::new();
+        let mut releases = Vec::new();
+        for round in 0..ROUNDS {
             let packed = &packed[round % packed.len()];
+            let started = Instant::now();
             let answer = fixture.stack.lookup(namespace, Hashes::new(packed, 32).unwrap(), ask);
+            pins.push(started.elapsed());
             fixture.stack.unpin(black_box(answer).pins);
-        });
-        println!("lookup of {ASKED}, {name}: {samples}");
+            releases.push(started.elapsed());
+        }
+        let [lookups, all] = [pins, releases].map(|durations| Samples::from_durations(&durations));
+        println!("lookup of {ASKED}, {name}: {lookups}; with its release {all}");
     }
 }
 

@@ -23,6 +23,8 @@ use tonic::transport::{Channel, Endpoint};
 pub(crate) const SERVER_WAIT: Duration = Duration::from_secs(60);
 /// The largest message that the clients of tests read and write, over the server's own limit.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
+/// The window of the clients of tests: a default one would measure the window.
+const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 
 /// What a server is started with.
 #[derive(Debug, Default)]
@@ -100,7 +102,10 @@ impl Server {
 
     /// A connection of its own.
     pub(crate) async fn channel(&self) -> Channel {
-        let endpoint = Endpoint::new(format!("http://{}", self.grpc())).unwrap();
+        let endpoint = Endpoint::new(format!("http://{}", self.grpc()))
+            .unwrap()
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(STREAM_WINDOW_BYTES * 4);
         endpoint.connect().await.unwrap()
     }
 

@@ -7,12 +7,16 @@
     reason = "a test fails by panicking; helpers of this binary are not covered by allow-*-in-tests"
 )]
 
+mod abandon;
+mod bad_input;
 mod cli;
 mod client;
 mod config;
 mod drain;
 mod fake;
 mod harness;
+mod identity;
+mod metrics;
 mod plan;
 mod put_get;
 mod replay;

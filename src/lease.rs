@@ -62,8 +62,10 @@ struct State<P> {
     /// The same leases by deadline.
     deadlines: BTreeSet<(Instant, LeaseId)>,
     sessions: HashMap<SessionId, Held>,
-    /// Leased and reserved bytes of all sessions.
-    bytes: u64,
+    /// Leased bytes of all sessions.
+    leased: u64,
+    /// Reserved bytes of all sessions.
+    reserved: u64,
 }
 
 struct Lease<P> {
@@ -112,7 +114,8 @@ impl<P: Send + 'static> LeaseTable<P> {
             leases: HashMap::new(),
             deadlines: BTreeSet::new(),
             sessions: HashMap::new(),
-            bytes: 0,
+            leased: 0,
+            reserved: 0,
         };
         let shared = Shared {
             limits,
@@ -130,11 +133,11 @@ impl<P: Send + 'static> LeaseTable<P> {
         self.shared.limits
     }
 
-    /// Number of leases, and bytes leased or reserved.
+    /// Number of leases, and bytes leased.
     #[must_use]
     pub fn usage(&self) -> (usize, u64) {
         let state = self.shared.state.lock();
-        (state.leases.len(), state.bytes)
+        (state.leases.len(), state.leased)
     }
 
     /// Checks a requested time to live; 0 takes the default.
@@ -179,7 +182,7 @@ impl<P: Send + 'static> LeaseTable<P> {
     pub fn reserve(&self, session: SessionId, bytes_wanted: u64) -> Result<Reservation<P>> {
         let limits = &self.shared.limits;
         let mut state = self.shared.state.lock();
-        let total_free = limits.total_bytes_max.saturating_sub(state.bytes);
+        let total_free = limits.total_bytes_max.saturating_sub(state.leased + state.reserved);
         let leases_count = state.leases.len();
         let Some(held) = state.sessions.get_mut(&session) else { return Err(session_ended()) };
         if leases_count >= LEASES_MAX || held.leases.len() >= LEASES_PER_SESSION_MAX {
@@ -194,7 +197,7 @@ impl<P: Send + 'static> LeaseTable<P> {
         let session_free = limits.session_bytes_max.saturating_sub(held.bytes);
         let bytes = bytes_wanted.min(session_free).min(total_free);
         held.bytes += bytes;
-        state.bytes += bytes;
+        state.reserved += bytes;
         Ok(Reservation { shared: Arc::clone(&self.shared), session, bytes })
     }
 
@@ -299,7 +302,7 @@ impl<P> Reservation<P> {
         let deadline = Instant::now() + ttl;
         let shared = Arc::clone(&self.shared);
         let mut state = shared.state.lock();
-        let State { sessions, leases, deadlines, bytes: total, .. } = &mut *state;
+        let State { sessions, leases, deadlines, leased, reserved } = &mut *state;
         let Some(held) = sessions.get_mut(&self.session) else {
             drop(state);
             (shared.give_back)(pins);
@@ -308,7 +311,8 @@ impl<P> Reservation<P> {
         held.leases.insert(id);
         let unused = self.bytes.saturating_sub(bytes);
         held.bytes = held.bytes.saturating_sub(unused);
-        *total = total.saturating_sub(unused);
+        *reserved = reserved.saturating_sub(self.bytes);
+        *leased = leased.saturating_add(bytes);
         self.bytes = 0;
         let session = self.session;
         leases.insert(id, Lease { session, deadline, blocks, bytes, pins });
@@ -326,7 +330,7 @@ impl<P> Drop for Reservation<P> {
             return;
         }
         let mut state = self.shared.state.lock();
-        state.bytes = state.bytes.saturating_sub(self.bytes);
+        state.reserved = state.reserved.saturating_sub(self.bytes);
         if let Some(held) = state.sessions.get_mut(&self.session) {
             held.bytes = held.bytes.saturating_sub(self.bytes);
         }
@@ -347,9 +351,8 @@ impl<P> Shared<P> {
     }
 
     fn publish(&self, state: &State<P>) {
-        let leased = state.bytes;
         self.metrics.leases.set(i64::try_from(state.leases.len()).unwrap_or(i64::MAX));
-        self.metrics.leased_bytes.set(i64::try_from(leased).unwrap_or(i64::MAX));
+        self.metrics.leased_bytes.set(i64::try_from(state.leased).unwrap_or(i64::MAX));
     }
 
     fn wake_if_earliest(&self, state: &State<P>, id: LeaseId) {
@@ -364,7 +367,7 @@ impl<P> State<P> {
     fn take(&mut self, id: LeaseId) -> Option<Lease<P>> {
         let lease = self.leases.remove(&id)?;
         self.deadlines.remove(&(lease.deadline, id));
-        self.bytes = self.bytes.saturating_sub(lease.bytes);
+        self.leased = self.leased.saturating_sub(lease.bytes);
         if let Some(held) = self.sessions.get_mut(&lease.session) {
             held.leases.remove(&id);
             held.bytes = held.bytes.saturating_sub(lease.bytes);
@@ -408,7 +411,8 @@ impl<P> fmt::Debug for LeaseTable<P> {
         f.debug_struct("LeaseTable")
             .field("leases", &state.leases.len())
             .field("sessions", &state.sessions.len())
-            .field("bytes", &state.bytes)
+            .field("leased_bytes", &state.leased)
+            .field("reserved_bytes", &state.reserved)
             .finish_non_exhaustive()
     }
 }

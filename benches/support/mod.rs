@@ -1,7 +1,7 @@
 //! What the benches share: samples with percentiles, and this process's memory.
 #![allow(dead_code, reason = "each bench uses its own part of it")]
 
-use std::{fmt, fs};
+use std::{fmt, fs, time::Duration};
 
 use tokio::time::Instant;
 
@@ -22,6 +22,13 @@ impl Samples {
                 started.elapsed().as_secs_f64() * 1e6
             })
             .collect();
+        micros.sort_by(f64::total_cmp);
+        Self(micros)
+    }
+
+    /// Samples that were taken elsewhere.
+    pub(crate) fn from_durations(durations: &[Duration]) -> Self {
+        let mut micros: Vec<f64> = durations.iter().map(|d| d.as_secs_f64() * 1e6).collect();
         micros.sort_by(f64::total_cmp);
         Self(micros)
     }

@@ -1,9 +1,9 @@
 //! Ranges, and rules between settings.
 
-use std::{str::FromStr, time::Duration};
+use std::time::Duration;
 
 use kvstrata_tiers::limits::{EXTENT_BYTES_MIN, MIB};
-use tracing_subscriber::filter::Targets;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::{Auto, Config, Period, Problem, Size};
 
@@ -29,7 +29,7 @@ impl Config {
         self.check_listeners(&mut problems);
         self.check_memory(&mut problems);
         self.check_leases(&mut problems);
-        if Targets::from_str(&self.log.level).is_err() {
+        if !self.log.level.split(',').all(is_level) {
             problems.push(Problem::new(
                 "log.level",
                 format_args!("{:?}", self.log.level),
@@ -115,6 +115,12 @@ fn is_name(text: &str) -> bool {
     !text.is_empty()
         && text.chars().count() <= NAME_CHARS_MAX
         && !text.chars().any(|c| c.is_whitespace() || c.is_control())
+}
+
+/// `info` or `module=info`; a bare module would silently mean everything of it.
+fn is_level(text: &str) -> bool {
+    let (module, level) = text.split_once('=').unwrap_or(("all", text));
+    is_name(module) && level.parse::<LevelFilter>().is_ok()
 }
 
 fn is_endpoint(text: &str) -> bool {

@@ -1,3 +1,5 @@
+//! Sessions without a network.
+
 use super::*;
 use crate::lease::LeaseLimits;
 

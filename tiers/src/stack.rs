@@ -22,6 +22,7 @@ mod context;
 mod cost;
 mod load;
 mod lookup;
+mod piece;
 mod put;
 mod room;
 mod verbs;
@@ -41,7 +42,8 @@ use self::{context::Contexts, cost::Costs, load::SingleFlight, room::Cadence};
 pub use self::{
     load::{Block, Fetch, PartBytes},
     lookup::{Answer, Ask, Pin},
-    put::{Claim, Offer, Piece, PutBatch, PutOutcome},
+    piece::Piece,
+    put::{Claim, Offer, PutBatch, PutOutcome},
     verbs::{Chain, Description, Prefetch, Usage},
 };
 use crate::{
@@ -181,13 +183,12 @@ impl Stack {
     ) -> Result<Fetch> {
         claim::check_parts(namespace, parts)?;
         let at = self.shared.map.hashed(namespace.index(), hash);
-        let fetch = match self.shared.read(namespace, at) {
-            load::Read::Dram(block) => Fetch::Hit(block),
+        Ok(match self.shared.read(namespace, at) {
+            load::Read::Dram(block) => self.shared.verified(at, block, parts),
+            load::Read::Cold => self.shared.load(namespace, at, deadline).await,
             load::Read::Pending => Fetch::Pending,
             load::Read::Absent => Fetch::Miss,
-            load::Read::Cold => self.shared.load(namespace, at, deadline).await,
-        };
-        Ok(self.shared.verified(at, fetch, parts))
+        })
     }
 
     /// Copies a dram block to a colder tier ahead of its eviction; false if either does not have it.

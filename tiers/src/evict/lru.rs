@@ -188,27 +188,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_order_is_that_of_a_plain_list(steps in prop::collection::vec(step(), 0..300)) {
+        fn the_order_is_that_of_a_linked_list(steps in prop::collection::vec(step(), 0..300)) {
             let mut lru = Lru::new();
-            let mut model: Vec<EntryId> = Vec::new(); // coldest first
+            let mut model = ::lru::LruCache::<EntryId, ()>::unbounded();
             for step in steps {
                 match step {
                     Step::Use(id) => {
                         if model.contains(&id) { lru.touch(id) } else { lru.insert(id, 7) }
-                        model.retain(|other| *other != id);
-                        model.push(id);
+                        model.put(id, ());
                     }
                     Step::Remove(id) => {
                         lru.remove(id);
-                        model.retain(|other| *other != id);
+                        model.pop(&id);
                     }
                     Step::Evict { pinned } => {
-                        let expected = model.iter().copied().find(|id| *id != pinned);
+                        let coldest_first = model.iter().rev().map(|(id, ())| *id);
+                        let expected = { coldest_first }.find(|id| *id != pinned);
                         prop_assert_eq!(lru.evict(0, &mut |id| id != pinned), expected);
-                        model.retain(|other| Some(*other) != expected);
+                        expected.map(|id| model.pop(&id));
                     }
                 }
-                prop_assert_eq!(lru.coldest(), model.first().copied());
+                prop_assert_eq!(lru.coldest(), model.peek_lru().map(|(id, ())| *id));
                 prop_assert_eq!(lru.len(), model.len());
             }
         }

@@ -68,11 +68,13 @@ impl StagedPart {
 #[derive(Debug)]
 pub(crate) struct Staging {
     pub(crate) parts: Vec<StagedPart>,
+    /// Whether the parts have memory. All of it is one slot.
+    has_memory: bool,
 }
 
 impl Staging {
     pub(crate) fn new(parts: usize) -> Self {
-        Self { parts: (0..parts).map(|_| StagedPart::Absent(None)).collect() }
+        Self { parts: (0..parts).map(|_| StagedPart::Absent(None)).collect(), has_memory: false }
     }
 
     pub(crate) fn has_claims(&self) -> bool {
@@ -93,16 +95,15 @@ impl Staging {
         })
     }
 
-    /// Puts the memory of the block under its parts, unless another batch was first.
+    /// Puts the memory of the block under its parts; drops it if another batch was first.
     pub(crate) fn install(&mut self, writers: Vec<BlockWriter>) {
+        if std::mem::replace(&mut self.has_memory, true) {
+            return;
+        }
         for (part, writer) in self.parts.iter_mut().zip(writers) {
             match part {
-                StagedPart::Absent(place @ None) | StagedPart::Claimed(_, place @ None) => {
-                    *place = Some(writer);
-                }
-                StagedPart::Absent(Some(_))
-                | StagedPart::Claimed(_, Some(_))
-                | StagedPart::Done(..) => {}
+                StagedPart::Absent(place) | StagedPart::Claimed(_, place) => *place = Some(writer),
+                StagedPart::Done(..) => {}
             }
         }
     }

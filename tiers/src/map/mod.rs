@@ -104,7 +104,17 @@ impl Map {
     /// Visits `keys` shard by shard, in descending position within each shard, and tells the
     /// position. Each shard is locked once.
     pub(crate) fn visit(&self, keys: &[Hashed], mut act: impl FnMut(&mut Shard, usize, Hashed)) {
-        let (order, ends) = by_shard(keys);
+        self.visit_by(keys, Hashed::shard, |shard, position, key| act(shard, position, *key));
+    }
+
+    /// As [`visit`](Self::visit), for anything that knows its shard.
+    pub(crate) fn visit_by<T>(
+        &self,
+        items: &[T],
+        shard_of: impl Fn(&T) -> usize,
+        mut act: impl FnMut(&mut Shard, usize, &T),
+    ) {
+        let (order, ends) = by_shard(items, shard_of);
         let mut start = 0;
         for (shard, end) in self.shards.iter().zip(ends) {
             let positions = order.get(start..end).unwrap_or_default();
@@ -115,8 +125,8 @@ impl Map {
             let mut shard = shard.lock();
             for position in positions {
                 let position = usize::try_from(*position).unwrap_or(usize::MAX);
-                if let Some(key) = keys.get(position) {
-                    act(&mut shard, position, *key);
+                if let Some(item) = items.get(position) {
+                    act(&mut shard, position, item);
                 }
             }
         }
@@ -186,12 +196,12 @@ pub(crate) fn chunks(len: usize) -> impl Iterator<Item = std::ops::Range<usize>>
     })
 }
 
-/// The positions of `keys` sorted by shard, descending within each, and where each shard's end.
-/// A counting sort: the keys of a long prefix are many, the shards are few.
-fn by_shard(keys: &[Hashed]) -> (Vec<u32>, [usize; SHARDS]) {
+/// The positions of `items` sorted by shard, descending within each, and where each shard's end.
+/// A counting sort: the blocks of a long prefix are many, the shards are few.
+fn by_shard<T>(items: &[T], shard_of: impl Fn(&T) -> usize) -> (Vec<u32>, [usize; SHARDS]) {
     let mut ends = [0_usize; SHARDS];
-    for key in keys {
-        if let Some(count) = ends.get_mut(key.shard()) {
+    for item in items {
+        if let Some(count) = ends.get_mut(shard_of(item)) {
             *count += 1;
         }
     }
@@ -201,10 +211,10 @@ fn by_shard(keys: &[Hashed]) -> (Vec<u32>, [usize; SHARDS]) {
         *count = end;
     }
     let mut next = ends;
-    let mut order = vec![0; keys.len()];
+    let mut order = vec![0; items.len()];
     // Ascending positions filled in from the end of each shard's range: descending within it.
-    for (position, key) in (0..).zip(keys) {
-        if let Some(next) = next.get_mut(key.shard()) {
+    for (position, item) in (0..).zip(items) {
+        if let Some(next) = next.get_mut(shard_of(item)) {
             *next = next.saturating_sub(1);
             if let Some(place) = order.get_mut(*next) {
                 *place = position;

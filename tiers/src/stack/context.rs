@@ -18,7 +18,10 @@ use parking_lot::Mutex;
 use crate::block::BlockKey;
 
 /// How many batches are remembered by their last block: far more than clients put at one time.
-const BATCH_TAILS_MAX: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+const BATCH_TAILS_MAX: NonZeroUsize = match NonZeroUsize::new(4096) {
+    Some(tails) => tails,
+    None => NonZeroUsize::MIN,
+};
 
 /// Names a context; 0 is none.
 pub(crate) type ContextId = u32;

@@ -179,9 +179,8 @@ impl Shared {
         read
     }
 
-    /// Verifies the parts asked for; what fails is quarantined.
-    pub(super) fn verified(&self, at: Hashed, fetch: Fetch, parts: &[u32]) -> Fetch {
-        let Fetch::Hit(block) = fetch else { return fetch };
+    /// Verifies the parts asked for (all if empty) of a dram copy; what fails is quarantined.
+    pub(super) fn verified(&self, at: Hashed, block: Block, parts: &[u32]) -> Fetch {
         if block.is_right(&at.key.hash, parts) {
             return Fetch::Hit(block);
         }
@@ -221,7 +220,7 @@ impl Shared {
             Flight { flights: &self.flights, key: at.key, flight: Some(Arc::clone(&shared)) };
         let Ok(turn) = timeout_at(deadline, shared.lock()).await else { return Fetch::Timeout };
         let fetch = match self.read(namespace, at) {
-            Read::Dram(block) => Fetch::Hit(block),
+            Read::Dram(block) => self.verified(at, block, &[]),
             Read::Pending => Fetch::Pending,
             Read::Absent => Fetch::Miss,
             Read::Cold => self.load_in_turn(namespace, at, deadline).await,
@@ -375,18 +374,24 @@ impl Shared {
             Some((entry.payload.clone()?, entry.checksums.clone()))
         });
         let Some((payload, checksums)) = block else { return Ok(false) };
-        let namespace = Arc::clone(namespace);
-        let location = store.put(Outgoing { namespace, hash, payload, checksums }).await?;
+        let outgoing = Outgoing { namespace: Arc::clone(namespace), hash, payload, checksums };
+        let payload = outgoing.payload.clone();
+        let location = store.put(outgoing).await?;
         let kept = self.map.with(at, |shard| {
-            let place = shard.find(at).and_then(|id| shard.get_mut(id)?.cold_mut(tier));
-            let kept = place.map(|place| *place = Some(location)).is_some();
-            if kept {
-                shard.push(stored(at.key, tier));
+            let Some(entry) = shard.find(at).and_then(|id| shard.get_mut(id)) else { return false };
+            // Removed and put again meanwhile: the copy is not of what is here now.
+            if !entry.payload.as_ref().is_some_and(|now| now.is_same(&payload)) {
+                return false;
             }
-            kept
+            let Some(place) = entry.cold_mut(tier) else { return false };
+            *place = Some(location);
+            shard.push(stored(at.key, tier));
+            true
         });
         if kept {
             self.metrics.stored(tier).inc();
+        } else {
+            store.remove(Wanted { namespace: *namespace.id(), hash, location }).await?;
         }
         Ok(kept)
     }

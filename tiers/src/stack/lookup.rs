@@ -1,10 +1,13 @@
 //! Lookup: one pass over the map, and pins on what it found.
 
+use std::ops::Range;
+
 use super::{Shared, load::PartBytes};
 use crate::{
     block::Hashes,
     dram::Payload,
-    map::{Entry, Hashed, chunks},
+    evict::EntryId,
+    map::{Entry, Hashed, Map, chunks},
     namespace::Namespace,
     tier::{Run, Tier, TierCounts},
 };
@@ -21,7 +24,8 @@ pub struct Ask {
 /// A block that will not be evicted while this exists. Give it to [`super::Stack::unpin`] when done.
 #[derive(Debug)]
 pub struct Pin {
-    at: Hashed,
+    /// The map entry, as [`Map::owner`] names it. It may be another block's by now.
+    owner: u64,
     payload: Payload,
 }
 
@@ -64,18 +68,19 @@ struct Found {
     tier: Tier,
     pending: bool,
     len: u32,
+    id: EntryId,
 }
 
 impl Found {
-    fn of(entry: &Entry) -> Option<Self> {
+    fn of(entry: &Entry, id: EntryId) -> Option<Self> {
         match entry.hottest() {
-            Some(tier) => Some(Self { tier, pending: false, len: entry.len }),
+            Some(tier) => Some(Self { tier, pending: false, len: entry.len, id }),
             // A fragment whose writers have gone will not become readable by waiting.
             None => entry
                 .staging
                 .as_ref()
                 .is_some_and(|staging| staging.has_claims())
-                .then_some(Self { tier: Tier::Dram, pending: true, len: entry.len }),
+                .then_some(Self { tier: Tier::Dram, pending: true, len: entry.len, id }),
         }
     }
 }
@@ -84,14 +89,15 @@ impl Shared {
     pub(super) fn lookup(&self, namespace: &Namespace, hashes: Hashes<'_>, ask: Ask) -> Answer {
         let asked = u32::try_from(hashes.len()).unwrap_or(u32::MAX);
         let mut keys = Vec::with_capacity(hashes.len());
+        let mut found = Vec::with_capacity(hashes.len());
         let mut builder = Runs::default();
         let mut list = hashes.iter();
         for range in chunks(hashes.len()) {
-            let start = range.start;
             let index = namespace.index();
             keys.extend(list.by_ref().take(range.len()).map(|hash| self.map.hashed(index, hash)));
-            let chunk = keys.get(range).unwrap_or_default();
-            for (found, position) in self.find(chunk).into_iter().zip(start..) {
+            self.find(&keys, range.clone(), &mut found);
+            for position in range {
+                let found = found.get(position).copied().flatten();
                 builder.add(u32::try_from(position).unwrap_or(u32::MAX), found);
             }
             if builder.gap && !ask.sparse {
@@ -103,51 +109,64 @@ impl Shared {
         }
         let mut answer = builder.answer(asked);
         if let Some(bytes_max) = ask.pin_bytes_max {
-            self.pin(&mut answer, &keys, bytes_max);
+            self.pin(&mut answer, &keys, &found, bytes_max);
         }
         answer
     }
 
-    fn find(&self, keys: &[Hashed]) -> Vec<Option<Found>> {
-        let mut found = vec![None; keys.len()];
-        self.map.visit(keys, |shard, position, at| {
-            if let Some(place) = found.get_mut(position) {
-                *place = shard.entry(at).and_then(Found::of);
+    /// Looks up the keys of `range` and appends what is known of them.
+    fn find(&self, keys: &[Hashed], range: Range<usize>, found: &mut Vec<Option<Found>>) {
+        let chunk = keys.get(range.clone()).unwrap_or_default();
+        found.resize(range.end, None);
+        let places = found.get_mut(range).unwrap_or_default();
+        self.map.visit(chunk, |shard, position, at| {
+            let known = shard.find(at).and_then(|id| Found::of(shard.get(id)?, id));
+            if let Some(place) = places.get_mut(position) {
+                *place = known;
             }
         });
-        found
     }
 
     /// Pins the head of the prefix that is in dram, and touches it tail first.
-    fn pin(&self, answer: &mut Answer, keys: &[Hashed], bytes_max: u64) {
+    fn pin(&self, answer: &mut Answer, keys: &[Hashed], found: &[Option<Found>], bytes_max: u64) {
         let in_dram = answer.runs.iter().take_while(|run| run.tier == Tier::Dram && !run.pending);
         let head = in_dram.map(|run| run.end).last().unwrap_or(0);
         let keys = keys.get(..usize::try_from(head).unwrap_or(0)).unwrap_or_default();
         let age = self.map.ages(keys.len());
-        let mut pins: Vec<Option<Pin>> = keys.iter().map(|_| None).collect();
+        let mut pins: Vec<Option<Pin>> = Vec::new();
+        pins.resize_with(keys.len(), || None);
         self.map.visit(keys, |shard, position, at| {
-            let Some(id) = shard.find(at) else { return };
-            let payload = shard.get(id).and_then(|entry| entry.payload.clone());
+            let Some(id) = found.get(position).copied().flatten().map(|found| found.id) else {
+                return;
+            };
+            let Some(entry) = shard.get(id).filter(|entry| entry.key == at.key) else { return };
+            let Some(payload) = entry.payload.clone() else { return };
             shard.touch(id, age + reversed(position, keys.len()));
-            if let (Some(payload), Some(place)) = (payload, pins.get_mut(position)) {
-                *place = Some(Pin { at, payload });
+            if let Some(place) = pins.get_mut(position) {
+                *place = Some(Pin { owner: Map::owner(at, id), payload });
             }
         });
         // One that was evicted in between ends the head; the pins behind it are let go.
-        for pin in pins {
-            let Some(pin) = pin else { break };
-            let bytes = answer.pinned_bytes.saturating_add(pin.bytes());
-            if bytes > bytes_max {
-                break;
-            }
-            answer.pinned_bytes = bytes;
-            answer.pins.push(pin);
-        }
+        let mut pinned = 0_u64;
+        let within = |pin: Pin| {
+            pinned = pinned.saturating_add(pin.bytes());
+            (pinned <= bytes_max).then_some(pin)
+        };
+        answer.pins = pins.into_iter().map_while(|pin| pin).map_while(within).collect();
+        answer.pinned_bytes = answer.pins.iter().map(Pin::bytes).sum();
     }
 
+    /// Touches the pinned blocks tail first, then lets go of them.
     pub(super) fn unpin(&self, pins: Vec<Pin>) {
-        let keys: Vec<Hashed> = pins.iter().map(|pin| pin.at).collect();
-        self.touch_keys(&keys);
+        let age = self.map.ages(pins.len());
+        let shard_of = |pin: &Pin| Map::of_owner(pin.owner).0;
+        self.map.visit_by(&pins, shard_of, |shard, position, pin| {
+            let (_, id) = Map::of_owner(pin.owner);
+            let current = shard.get(id).and_then(|entry| entry.payload.as_ref());
+            if current.is_some_and(|payload| payload.is_same(&pin.payload)) {
+                shard.touch(id, age + reversed(position, pins.len()));
+            }
+        });
         drop(pins);
     }
 

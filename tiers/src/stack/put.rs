@@ -13,6 +13,7 @@ use super::{
     ContextId, Shared,
     claim::{check_offer, claim_known, claim_parts, join},
     context::Parent,
+    piece::{Piece, Writing},
 };
 use crate::{
     block::{BlockHash, Hashes},
@@ -68,23 +69,6 @@ pub enum PutOutcome {
     Corrupt,
 }
 
-/// Some bytes of one part.
-#[derive(Debug, Clone, Copy)]
-pub struct Piece<'a> {
-    /// Position in the offer.
-    pub position: u32,
-    /// Index of the declared part.
-    pub part: u32,
-    /// Where in the part the bytes go.
-    pub offset: u32,
-    /// The bytes.
-    pub data: &'a [u8],
-    /// Checksum of the whole part.
-    pub checksum: u64,
-    /// Length of the whole part; 0 if this piece is the whole part.
-    pub part_bytes: u32,
-}
-
 /// One position of an open batch.
 #[derive(Debug)]
 struct Position {
@@ -92,13 +76,6 @@ struct Position {
     len: u32,
     /// Offered parts that are not done yet; 0 when the position is settled.
     left: u32,
-}
-
-/// A part being written.
-#[derive(Debug)]
-struct Writing {
-    writer: BlockWriter,
-    written: usize,
 }
 
 /// An open put. Dropping it gives up what it did not complete.
@@ -167,25 +144,11 @@ impl PutBatch {
     fn claim(&mut self, hash: BlockHash, len: Option<u32>, sums: &[u64]) {
         let at = self.shared.map.hashed(self.namespace.index(), hash);
         let len = len.unwrap_or(self.namespace.layout().bytes_max());
-        // Before the lock: making room locks other shards.
-        let may_add = self.shared.make_index_room();
-        let declared = self.namespace.layout().parts().len();
-        let (id, parts) = (self.id, &self.parts);
-        let claim = self.shared.map.with(at, |shard| match shard.find(at) {
-            Some(entry) => match shard.get_mut(entry) {
-                Some(entry) => claim_known(entry, id, parts, sums, len),
-                None => Claim::Refused,
-            },
-            None if may_add => {
-                let mut entry = Entry::new(at.key, len);
-                let mut staging = Box::new(Staging::new(declared));
-                claim_parts(&mut staging, id, parts);
-                entry.staging = Some(staging);
-                shard.insert(at, entry);
-                self.shared.map.count(true);
-                Claim::Wanted
-            }
-            None => Claim::Refused,
+        let claim = self.claim_here(at, len, sums, false).unwrap_or_else(|| {
+            // Outside the lock: making room locks other shards.
+            let has_room = self.shared.make_index_room();
+            let added = if has_room { self.claim_here(at, len, sums, true) } else { None };
+            added.unwrap_or(Claim::Refused)
         });
         match claim {
             Claim::Differs => {
@@ -200,6 +163,25 @@ impl PutBatch {
         };
         self.positions.push(Position { at, len, left });
         self.claims.push(claim);
+    }
+
+    /// `None`: the block is unknown, and `may_add` does not allow a new entry.
+    fn claim_here(&self, at: Hashed, len: u32, sums: &[u64], may_add: bool) -> Option<Claim> {
+        self.shared.map.with(at, |shard| {
+            if let Some(id) = shard.find(at) {
+                return Some(claim_known(shard.get_mut(id)?, self.id, &self.parts, sums, len));
+            }
+            if !may_add {
+                return None;
+            }
+            let mut staging = Box::new(Staging::new(self.namespace.layout().parts().len()));
+            claim_parts(&mut staging, self.id, &self.parts);
+            let mut entry = Entry::new(at.key, len);
+            entry.staging = Some(staging);
+            shard.insert(at, entry);
+            self.shared.map.count(true);
+            Some(Claim::Wanted)
+        })
     }
 
     fn refuse(&mut self) {
@@ -233,7 +215,7 @@ impl PutBatch {
         let mut writing = match self.open.remove(&slot) {
             Some(writing) => writing,
             None => match self.begin(&piece, len) {
-                Some(writer) => Writing { writer, written: 0 },
+                Some(writer) => Writing::new(writer),
                 None => {
                     self.refuse();
                     self.settle(piece.position);
@@ -245,11 +227,11 @@ impl PutBatch {
             self.open.insert(slot, writing);
             return Err(error);
         }
-        if writing.written < writing.writer.len() {
+        if !writing.is_whole() {
             self.open.insert(slot, writing);
             return Ok(None);
         }
-        Ok(self.complete(&piece, writing.writer))
+        Ok(self.complete(&piece, writing.into_writer()))
     }
 
     /// Returns the length of the block, if the piece belongs to this batch.
@@ -380,13 +362,20 @@ impl PutBatch {
             shard.enter_order(id, slot, at.code);
             return Seal::Fragment;
         }
-        let Some(staging) = entry.staging.take() else { return Seal::Gone };
-        let Some((payload, checksums)) = join(*staging, entry.len) else { return Seal::Gone };
+        let joined = entry.staging.take().and_then(|staging| join(*staging, entry.len));
+        let Some((payload, checksums)) = joined else {
+            debug_assert!(false, "the parts of a block lie in one slot");
+            shard.remove(at);
+            self.shared.map.count(false);
+            return Seal::Gone;
+        };
         payload.set_owner(Map::owner(at, id));
         self.shared.count_readable(&self.namespace, &payload);
         entry.payload = Some(payload);
         entry.checksums = checksums;
         entry.context = self.context;
+        // The age that a fragment had is not in the extent's sum.
+        entry.age = 0;
         self.shared.contexts.hold(self.context);
         shard.enter_order(id, slot, at.code);
         shard.touch(id, self.shared.map.ages(1));
@@ -424,7 +413,11 @@ impl PutBatch {
         for part in 0..self.parts.len() {
             let Some(part) = self.parts.get(part).copied() else { continue };
             if let Some(writing) = self.open.remove(&(number, part)) {
-                self.give_back(at, usize::try_from(part).unwrap_or(usize::MAX), writing.writer);
+                self.give_back(
+                    at,
+                    usize::try_from(part).unwrap_or(usize::MAX),
+                    writing.into_writer(),
+                );
             }
         }
         let id = self.id;
@@ -469,29 +462,5 @@ impl Drop for PutBatch {
             }
         }
         self.shared.contexts.let_go(self.context, 0);
-    }
-}
-
-impl Writing {
-    fn take(&mut self, piece: &Piece<'_>) -> Result<()> {
-        let offset = usize::try_from(piece.offset).unwrap_or(usize::MAX);
-        let end = offset.saturating_add(piece.data.len());
-        let len = self.writer.len();
-        if offset != self.written || end > len || piece.data.is_empty() {
-            return Err(Error::invalid(format!(
-                "offset: {offset} with {} bytes given for part {} of index {}, offset {} with 1 to \
-                 {} bytes required",
-                piece.data.len(),
-                piece.part,
-                piece.position,
-                self.written,
-                len - self.written,
-            )));
-        }
-        if let Some(place) = self.writer.bytes_mut().get_mut(offset..end) {
-            place.copy_from_slice(piece.data);
-        }
-        self.written = end;
-        Ok(())
     }
 }

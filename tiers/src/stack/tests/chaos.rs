@@ -177,3 +177,61 @@ proptest! {
         });
     }
 }
+
+/// Four threads on one small stack: every byte read or held is right, and nothing is left over.
+#[test]
+fn threads_do_not_disturb_one_another() {
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 400;
+    let fixture = Fixture::new(2 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[8192, 8192]).unwrap();
+    let (mut hits, mut asked) = (0, 0);
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (fixture, namespace) = (&fixture, &namespace);
+                scope.spawn(move || work(fixture, namespace, thread, ROUNDS))
+            })
+            .collect();
+        for worker in workers {
+            let (found, of) = worker.join().unwrap();
+            hits += found;
+            asked += of;
+        }
+    });
+    assert!(hits * 4 > asked, "{hits} of {asked}: a stack that always misses proves nothing");
+    let usage = fixture.stack.usage();
+    assert_eq!((usage.corrupt, usage.staging_bytes), (0, 0));
+    assert!(usage.evicted_blocks > 0);
+}
+
+/// Puts, leases, reads and removes chains out of 192 blocks, 128 of which fit.
+fn work(fixture: &Fixture, namespace: &Arc<Namespace>, thread: u64, rounds: u64) -> (u64, u64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let mut hits = 0;
+    for round in 0..rounds {
+        // Some of the eight chains are asked for more often than others.
+        let random = round.wrapping_mul(2_654_435_761).wrapping_add(thread * 97) >> 3;
+        let from = 24 * ((random % 8) * (random / 8 % 8) / 8);
+        let chain: Vec<u64> = (from..from + 24).collect();
+        let held = lease(fixture, namespace, &chain);
+        hits += u64::from(held.prefix_blocks);
+        fixture.put(namespace, &chain).unwrap();
+        for (pin, number) in held.pins.iter().zip(from..) {
+            let both = [0, 1].map(|part| block_bytes(namespace, number, part, 8192));
+            assert!(pin.contents().as_ref() == both.concat(), "pinned block {number} changed");
+        }
+        fixture.stack.unpin(held.pins);
+        runtime.block_on(async {
+            if let Fetch::Hit(block) = get(fixture, namespace, from).await {
+                let expected = block_bytes(namespace, from, 1, 8192);
+                assert!(block.part(1).unwrap().as_ref() == expected, "wrong bytes: {from}");
+            }
+            if round % 50 == thread {
+                let packed = pack(&chain[..4]);
+                fixture.stack.remove(namespace, Hashes::new(&packed, 32).unwrap()).await;
+            }
+        });
+    }
+    (hits, rounds * 24)
+}
