@@ -21,7 +21,7 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const EXAMPLES: &str = "\
 Examples:
   Start a server, replay the sample, stop the server:
-    kvstrata replay examples/sample.jsonl.zst
+    kvstrata replay examples/sample-trace.jsonl.zst
   With a dram that cannot hold everything, and eight engines:
     kvstrata replay trace.jsonl.zst --block-bytes 4KiB --dram 72MiB --clients 8
   Against a server that is running, with real KV blocks:
