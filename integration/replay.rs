@@ -2,8 +2,11 @@
 
 use std::{
     fs,
+    io::Read,
     path::{Path, PathBuf},
+    process::Stdio,
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use kvstrata::{
@@ -11,11 +14,12 @@ use kvstrata::{
     trace::{ReadOptions, read},
 };
 use serde_json::Value;
+use tokio::time::Instant;
 
 use crate::{
     client::pattern,
     fake::{Fake, Lie},
-    harness::command,
+    harness::{SERVER_WAIT, command},
     shared_data,
     traces::{CLAUDE_CODE, CONVERSATION},
 };
@@ -196,6 +200,53 @@ fn an_honest_fake_passes() {
     let endpoint = fake.endpoint();
     let arguments = ["--endpoint", &endpoint, "--block-bytes", "64B", "--requests", "4"];
     replay(&sample(), &arguments).assert_right();
+}
+
+/// The process that `parent` started.
+fn child_of(parent: u32) -> rustix::process::Pid {
+    let started = Instant::now();
+    while started.elapsed() < SERVER_WAIT {
+        // The replay starts its server on any of its threads.
+        let children = fs::read_dir(format!("/proc/{parent}/task")).unwrap().map(|thread| {
+            fs::read_to_string(thread.unwrap().path().join("children")).unwrap_or_default()
+        });
+        let found: String = children.collect();
+        if let Some(pid) = found.split_whitespace().next() {
+            return rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+        }
+    }
+    panic!("{parent} started no process");
+}
+
+#[test]
+fn a_server_that_dies_ends_the_replay_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut replay = command(&directory)
+        .env("TMPDIR", directory.path())
+        .args(["replay", "--block-bytes", "4KiB", "--dram", "256MiB", "--memory", "1GiB"])
+        .arg(sample())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let server = child_of(replay.id());
+    // Only a server that serves has got as far as printing where.
+    let log = || {
+        let mut folders = fs::read_dir(directory.path()).unwrap();
+        let log = folders.next().map(|folder| folder.unwrap().path().join("server.log"));
+        log.and_then(|log| fs::read_to_string(log).ok()).unwrap_or_default()
+    };
+    let started = Instant::now();
+    while !log().contains("listening") {
+        assert!(started.elapsed() < SERVER_WAIT, "{}", log());
+    }
+    rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
+    let killed = Instant::now();
+    let mut errors = String::new();
+    replay.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    assert_eq!(replay.wait().unwrap().code(), Some(1));
+    assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
+    assert!(errors.contains("signal: 9"), "{errors}");
 }
 
 #[test]

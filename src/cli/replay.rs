@@ -21,7 +21,7 @@ const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const EXAMPLES: &str = "\
 Examples:
   Start a server, replay the sample, stop the server:
-    kvstrata replay examples/sample.jsonl.zst
+    kvstrata replay examples/sample-trace.jsonl.zst
   With a dram that cannot hold everything, and eight engines:
     kvstrata replay trace.jsonl.zst --block-bytes 4KiB --dram 72MiB --clients 8
   Against a server that is running, with real KV blocks:
@@ -90,7 +90,7 @@ pub async fn run(args: Args) -> Result<()> {
     let source = source(&args)?;
     let trace = Arc::new(load(&args).await?);
     let settings = ServerSettings { dram: args.dram.clone(), memory: args.memory.clone() };
-    let server = match &args.endpoint {
+    let mut server = match &args.endpoint {
         Some(_) => None,
         None => Some(ServerProcess::start(&settings).await?),
     };
@@ -103,11 +103,15 @@ pub async fn run(args: Args) -> Result<()> {
         source,
     };
     let report = tokio::select! {
-        report = replay(Arc::clone(&trace), &options, progress(&trace)) => report?,
+        report = replay(Arc::clone(&trace), &options, progress(&trace)) => report,
         _ = tokio::signal::ctrl_c() => {
             return Err(Error::new(ErrorKind::Cancelled, "replay: stopped by SIGINT"));
         }
     };
+    let report = report.map_err(|error| match &mut server {
+        Some(server) => server.explain(error),
+        None => error,
+    })?;
     if let Some(server) = server {
         server.stop().await?;
     }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt, Stream, StreamExt, future, stream};
 use kvstrata_proto::v1::{self, put_response::Message};
 use kvstrata_tiers::{
-    block::BlockHash,
+    block::{BlockHash, HASH_BYTES_MAX},
     checksum::part_checksum,
     error::{Error, ErrorKind, Result},
     namespace::PartSpec,
@@ -34,6 +34,10 @@ use super::{
 };
 
 const DOING: &str = "put";
+/// What a part adds to an offer, at most: its checksum, or its checksum and its length.
+const OFFER_BYTES_PER_PART: usize = 8 + 5;
+/// What an offer has besides its blocks, at most: ids, the parent, up to 1024 part indices.
+const OFFER_OVERHEAD_BYTES: usize = 8 << 10;
 const SERVICE: &str = "kvstrata.v1.BlockCache";
 const METHOD: &str = "Put";
 const PATH: &str = "/kvstrata.v1.BlockCache/Put";
@@ -111,7 +115,8 @@ impl Handle {
         let mut total = PutReport::default();
         let mut parent = batch.parent;
         let until = Instant::now() + self.client.options().transfer_deadline;
-        for (start, hashes) in batch.hashes.chunks(self.limits().put_blocks_max) {
+        let blocks_max = self.put_blocks_max(parts.len());
+        for (start, hashes) in batch.hashes.chunks(blocks_max) {
             let last = hashes.len().checked_sub(1).and_then(|last| hashes.get(last));
             let values = start * parts.len()..(start + hashes.len()) * parts.len();
             let slice = PutBatch {
@@ -127,10 +132,18 @@ impl Handle {
             total.retry_after = total.retry_after.max(report.retry_after);
             parent = last;
         }
-        if batch.hashes.len() > self.limits().put_blocks_max {
+        if batch.hashes.len() > blocks_max {
             self.touch(&batch.hashes).await?;
         }
         refuse_if_all_refused(total)
+    }
+
+    /// Blocks of one put stream: the server's limit, or what an offer in one message can name.
+    fn put_blocks_max(&self, parts: usize) -> usize {
+        let block_bytes = HASH_BYTES_MAX + parts * OFFER_BYTES_PER_PART;
+        let message_bytes = self.limits().message_bytes_max.min(MESSAGE_BYTES_MAX);
+        let fitting = message_bytes.saturating_sub(OFFER_OVERHEAD_BYTES) / block_bytes;
+        self.limits().put_blocks_max.min(fitting).max(1)
     }
 
     fn check_values(&self, batch: &PutBatch, parts: &[(u32, PartSpec)]) -> Result<()> {

@@ -88,11 +88,20 @@ impl ServerProcess {
         &self.endpoint
     }
 
+    /// Adds to a failed call that the server has ended, if it has, and the end of its log.
+    #[must_use]
+    pub fn explain(&mut self, error: Error) -> Error {
+        match self.child.try_wait() {
+            Ok(Some(status)) => self.ended_badly(status).because(error),
+            Ok(None) | Err(_) => error,
+        }
+    }
+
     /// Asks it to stop and waits until it has.
     ///
     /// # Errors
-    /// `Internal` if it does not end in time or ends with another exit code than 0; the error shows
-    /// the end of its log.
+    /// `Internal` if it does not end in time, ends with another exit code than 0, or has logged an
+    /// error; the message shows the end of its log.
     ///
     /// # Cancel safety
     /// Safe: the server is killed.
@@ -104,7 +113,7 @@ impl ServerProcess {
         }
         let ended = timeout(STOP_DEADLINE, self.child.wait()).await;
         match ended {
-            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(Ok(status)) if status.success() && !self.directory.has_logged_error() => Ok(()),
             Ok(Ok(status)) => Err(self.ended_badly(status)),
             Ok(Err(error)) => Err(failed("wait for the server").because(error)),
             Err(_elapsed) => {
@@ -173,6 +182,10 @@ impl Directory {
 
     fn log(&self) -> PathBuf {
         self.0.join("server.log")
+    }
+
+    fn has_logged_error(&self) -> bool {
+        read_text(&self.log()).lines().any(|line| line.contains("ERROR"))
     }
 
     /// The end of the log as a suffix of an error message.
