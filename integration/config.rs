@@ -164,3 +164,23 @@ fn every_key_is_documented_with_its_default_and_no_other_is() {
     sorted.sort();
     assert_eq!(sorted, expected);
 }
+
+/// The chart refuses keys that are not in its schema: it must know those of the server, and no others.
+#[test]
+fn the_chart_knows_the_servers_keys() {
+    let schema = include_str!("../helm/kvstrata/values.schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let sections = schema["properties"]["config"]["properties"].as_object().unwrap();
+    let mut known: Vec<String> = sections
+        .iter()
+        .flat_map(|(section, rules)| {
+            let keys = rules["properties"].as_object().unwrap().keys();
+            keys.map(move |key| format!("{section}.{key}"))
+        })
+        .collect();
+    // The chart gives the pod's name, whatever the values say.
+    known.push("node.name".to_owned());
+    known.sort();
+    let keys: Vec<String> = Config::default().settings().into_iter().map(|(key, _)| key).collect();
+    assert_eq!(known, keys);
+}
