@@ -57,7 +57,9 @@ impl Handle {
         let until = Instant::now() + self.client.options().transfer_deadline;
         let mut total = GetSummary::default();
         for (base, slice) in hashes.chunks(self.limits().get_blocks_max) {
-            let summary = self.get_slice((base, slice), &parts, &options, until, sink).await?;
+            // Boxed: the future of a stream is large, and every caller would carry it.
+            let one = self.get_slice((base, slice), &parts, &options, until, sink);
+            let summary = Box::pin(one).await?;
             total += summary;
             if options.stop_at_miss && total.missed > 0 {
                 break;

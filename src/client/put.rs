@@ -126,7 +126,8 @@ impl Handle {
                 parent,
                 durable: batch.durable,
             };
-            let report = self.put_slice(session.id(), slice, &parts, until).await?;
+            // Boxed: the future of a stream takes over 16 KiB, which every caller would carry.
+            let report = Box::pin(self.put_slice(session.id(), slice, &parts, until)).await?;
             total.outcomes.extend(report.outcomes);
             total.sent_bytes += report.sent_bytes;
             total.retry_after = total.retry_after.max(report.retry_after);
