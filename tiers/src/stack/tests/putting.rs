@@ -220,3 +220,16 @@ async fn opaque_values_have_their_own_lengths() {
     let batch = fixture.stack.put(&namespace, offer(&[8, 5000])).unwrap();
     assert_eq!(batch.claims(), [Claim::Differs, Claim::Duplicate]);
 }
+
+#[tokio::test]
+async fn a_put_that_was_cut_short_can_be_repeated() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[100, 100]).unwrap();
+    let mut batch = fixture.offer(&namespace, &[1], None).unwrap();
+    fixture.write(&mut batch, &namespace, (0, 1), 0).unwrap();
+    drop(batch);
+    // Nobody is putting it: the second try must not be told to wait for the first.
+    assert_eq!(fixture.put(&namespace, &[1]).unwrap(), 1);
+    assert!(has(&fixture, &namespace, 1).await);
+    assert_quiet(&fixture);
+}
