@@ -62,6 +62,13 @@ impl StagedPart {
             Self::Absent(_) | Self::Done(..) => false,
         }
     }
+
+    pub(crate) fn is_claimed_by(&self, batch: BatchId) -> bool {
+        match self {
+            Self::Claimed(owner, _) => *owner == batch,
+            Self::Absent(_) | Self::Done(..) => false,
+        }
+    }
 }
 
 /// A block whose parts are arriving.

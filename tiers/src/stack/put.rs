@@ -301,12 +301,16 @@ impl PutBatch {
         self.shared.map.with(at, |shard| {
             let id = shard.find(at)?;
             let staging = shard.get_mut(id)?.staging.as_mut()?;
+            // Memory of ours may have another length than what another batch has claimed since.
+            if !staging.parts.get(part)?.is_claimed_by(self.id) {
+                return None;
+            }
             if let Some(memory) = memory {
                 staging.install(memory);
             }
             match staging.parts.get_mut(part)? {
-                StagedPart::Claimed(owner, writer) if *owner == self.id => Some(writer.take()),
-                StagedPart::Claimed(..) | StagedPart::Absent(_) | StagedPart::Done(..) => None,
+                StagedPart::Claimed(_, writer) => Some(writer.take()),
+                StagedPart::Absent(_) | StagedPart::Done(..) => None,
             }
         })
     }
@@ -353,9 +357,10 @@ impl PutBatch {
         let Some(id) = shard.find(at) else { return Seal::Gone };
         let Some(entry) = shard.get_mut(id) else { return Seal::Gone };
         let Some(staging) = entry.staging.as_mut() else { return Seal::Gone };
-        match staging.parts.get_mut(part) {
-            Some(place @ StagedPart::Claimed(..)) => *place = StagedPart::Done(writer, sum),
-            Some(StagedPart::Absent(_) | StagedPart::Done(..)) | None => return Seal::Gone,
+        // Another's claim is of a later entry, with other memory: the block was removed meanwhile.
+        match staging.parts.get_mut(part).filter(|place| place.is_claimed_by(self.id)) {
+            Some(place) => *place = StagedPart::Done(writer, sum),
+            None => return Seal::Gone,
         }
         let slot = slot_bytes(entry.len, self.namespace.layout().is_opaque());
         if !staging.is_complete() {
