@@ -132,11 +132,26 @@ impl SingleFlight {
     }
 }
 
-/// Leaves a flight when dropped, also when the load was cancelled.
+/// Leaves a flight when dropped, also when the load was cancelled. It has the only reference of its
+/// reader, so that the last one to leave finds none but that of the table.
 struct Flight<'a> {
     flights: &'a SingleFlight,
     key: BlockKey,
     flight: Option<Arc<tokio::sync::Mutex<()>>>,
+}
+
+impl<'a> Flight<'a> {
+    fn join(flights: &'a SingleFlight, key: BlockKey) -> Self {
+        Self { flights, key, flight: Some(flights.join(key)) }
+    }
+
+    /// Waits for the turn of this reader.
+    async fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        match &self.flight {
+            Some(flight) => Some(flight.lock().await),
+            None => None,
+        }
+    }
 }
 
 impl Drop for Flight<'_> {
@@ -215,10 +230,8 @@ impl Shared {
         at: Hashed,
         deadline: Instant,
     ) -> Fetch {
-        let shared = self.flights.join(at.key);
-        let flight =
-            Flight { flights: &self.flights, key: at.key, flight: Some(Arc::clone(&shared)) };
-        let Ok(turn) = timeout_at(deadline, shared.lock()).await else { return Fetch::Timeout };
+        let flight = Flight::join(&self.flights, at.key);
+        let Ok(turn) = timeout_at(deadline, flight.turn()).await else { return Fetch::Timeout };
         let fetch = match self.read(namespace, at) {
             Read::Dram(block) => self.verified(at, block, &[]),
             Read::Pending => Fetch::Pending,
@@ -226,7 +239,6 @@ impl Shared {
             Read::Cold => self.load_in_turn(namespace, at, deadline).await,
         };
         drop(turn);
-        drop(shared);
         drop(flight);
         fetch
     }

@@ -202,3 +202,21 @@ async fn a_cold_block_is_a_duplicate_and_is_not_under_lease() {
     assert_eq!((held.prefix_blocks, held.pins.len()), (1, 0));
     assert_eq!(held.counts.to_array(), [0, 1, 0, 0, 0]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_gives_up_leaves_no_flight() {
+    let tiers = Tiers::with_cold_block().await;
+    tiers.nvme.plan(&[Fault::Hang]);
+    let first = Box::pin(tiers.get(1));
+    // The first one hangs in its load, the second waits for the first.
+    let waiting = tiers.fixture.stack.get(
+        &tiers.namespace,
+        hash_of(1),
+        &[],
+        Instant::now() + Duration::from_secs(1),
+    );
+    let give_up = Duration::from_secs(2);
+    let (first, second) = tokio::join!(tokio::time::timeout(give_up, first), waiting);
+    assert!(first.is_err() && matches!(second, Ok(Fetch::Timeout)));
+    assert_quiet(&tiers.fixture);
+}
