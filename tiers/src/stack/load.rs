@@ -272,7 +272,10 @@ impl Shared {
                     if !block.is_right(&at.key.hash, &[]) {
                         self.metrics.corrupt(tier).inc();
                         self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
-                        self.forget(store.as_ref(), namespace, at, location).await;
+                        let forgotten = self.forget(store.as_ref(), namespace, at, location);
+                        if timeout_at(deadline, forgotten).await.is_err() {
+                            return Fetch::Timeout;
+                        }
                         worst = Fetch::Corrupt;
                         continue;
                     }

@@ -220,3 +220,12 @@ async fn a_reader_that_gives_up_leaves_no_flight() {
     assert!(first.is_err() && matches!(second, Ok(Fetch::Timeout)));
     assert_quiet(&tiers.fixture);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_tier_that_hangs_when_told_to_forget_does_not_hold_up_a_read() {
+    let tiers = Tiers::with_cold_block().await;
+    tiers.nvme.plan(&[Fault::BitFlip(0), Fault::Hang]);
+    let fetch = tokio::time::timeout(Duration::from_secs(60), tiers.get(1)).await;
+    assert!(fetch.is_ok(), "the deadline was five seconds");
+    assert_quiet(&tiers.fixture);
+}
