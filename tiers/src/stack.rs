@@ -86,6 +86,7 @@ pub(crate) struct Shared {
     cadence: Cadence,
     costs: Costs,
     flights: SingleFlight,
+    demotions: SingleFlight,
     metrics: TierMetrics,
     index_blocks_max: usize,
     batches: AtomicU64,
@@ -121,6 +122,7 @@ impl Stack {
             cadence: Cadence::default(),
             costs: Costs::default(),
             flights: SingleFlight::default(),
+            demotions: SingleFlight::default(),
             metrics,
             index_blocks_max,
             batches: AtomicU64::new(1),
@@ -191,7 +193,8 @@ impl Stack {
         })
     }
 
-    /// Copies a dram block to a colder tier ahead of its eviction; false if either does not have it.
+    /// Copies a dram block to a colder tier ahead of its eviction, unless it is there; false if the
+    /// block is not in dram or there is no such tier.
     ///
     /// # Errors
     /// Those of the colder tier.

@@ -384,11 +384,18 @@ impl Shared {
             return Ok(false);
         };
         let at = self.map.hashed(namespace.index(), hash);
+        // One at a time for each block: a second copy would be on the tier and in no map.
+        let flight = Flight::join(&self.demotions, at.key);
+        let _turn = flight.turn().await;
         let block = self.map.with(at, |shard| {
-            let entry = shard.entry(at)?;
-            Some((entry.payload.clone()?, entry.checksums.clone()))
+            let entry = shard.get_mut(shard.find(at)?)?;
+            let is_there = entry.cold_mut(tier).is_some_and(|place| place.is_some());
+            Some((entry.payload.clone()?, entry.checksums.clone(), is_there))
         });
-        let Some((payload, checksums)) = block else { return Ok(false) };
+        let Some((payload, checksums, is_there)) = block else { return Ok(false) };
+        if is_there {
+            return Ok(true);
+        }
         let outgoing = Outgoing { namespace: Arc::clone(namespace), hash, payload, checksums };
         let payload = outgoing.payload.clone();
         let location = store.put(outgoing).await?;

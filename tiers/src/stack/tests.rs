@@ -54,6 +54,7 @@ fn lease(fixture: &Fixture, namespace: &Namespace, numbers: &[u64]) -> Answer {
 fn assert_quiet(fixture: &Fixture) {
     assert_eq!(fixture.stack.usage().staging_bytes, 0);
     assert_eq!(fixture.stack.shared.flights.len(), 0);
+    assert_eq!(fixture.stack.shared.demotions.len(), 0);
 }
 
 #[tokio::test]

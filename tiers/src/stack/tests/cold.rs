@@ -229,3 +229,17 @@ async fn a_tier_that_hangs_when_told_to_forget_does_not_hold_up_a_read() {
     assert!(fetch.is_ok(), "the deadline was five seconds");
     assert_quiet(&tiers.fixture);
 }
+
+#[tokio::test(start_paused = true)]
+async fn demoting_twice_makes_one_copy() {
+    let tiers = tiers();
+    tiers.fixture.put(&tiers.namespace, &[1]).unwrap();
+    tiers.nvme.plan(&[Fault::Slow(Duration::from_secs(1))]);
+    tokio::join!(tiers.demote(1, Tier::Nvme), tiers.demote(1, Tier::Nvme));
+    tiers.demote(1, Tier::Nvme).await;
+    assert_eq!(tiers.nvme.usage().blocks, 1, "a second copy would be known to nobody");
+    assert_quiet(&tiers.fixture);
+    let packed = pack(&[1]);
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    assert_eq!(tiers.nvme.usage().blocks, 0);
+}
