@@ -160,11 +160,14 @@ impl Entry {
 
     /// The hottest tier that has a readable copy.
     pub(crate) fn hottest(&self) -> Option<Tier> {
-        if self.payload.is_some() {
-            return Some(Tier::Dram);
-        }
-        let [nvme, object] = self.cold;
-        nvme.map(|_| Tier::Nvme).or(object.map(|_| Tier::Object))
+        self.tiers().next()
+    }
+
+    /// All tiers that have a readable copy, hot to cold.
+    pub(crate) fn tiers(&self) -> impl Iterator<Item = Tier> + use<> {
+        let [nvme, object] = self.cold.map(|location| location.is_some());
+        let has = [self.payload.is_some(), nvme, object];
+        Tier::ALL.into_iter().zip(has).filter_map(|(tier, has)| has.then_some(tier))
     }
 
     /// Whether its dram memory may be taken: readable and read by nobody, or an abandoned fragment.

@@ -90,9 +90,8 @@ impl Shared {
         let mut count = 0;
         for at in self.keys(namespace, hashes) {
             let Some(entry) = self.map.with(at, |shard| {
-                let entry = shard.entry(at)?;
-                if entry.payload.is_some() {
-                    shard.push(removed(at.key, Tier::Dram));
+                for tier in shard.entry(at)?.tiers() {
+                    shard.push(removed(at.key, tier));
                 }
                 shard.remove(at)
             }) else {

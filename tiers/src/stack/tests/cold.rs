@@ -243,3 +243,16 @@ async fn demoting_twice_makes_one_copy() {
     tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
     assert_eq!(tiers.nvme.usage().blocks, 0);
 }
+
+#[tokio::test]
+async fn removal_is_reported_for_every_tier() {
+    use crate::event::TierEvent::Removed;
+    let tiers = Tiers::with_cold_block().await;
+    let feed = tiers.fixture.stack.subscribe();
+    drain(&feed);
+    let packed = pack(&[1]);
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    let key = tiers.fixture.stack.shared.map.hashed(tiers.namespace.index(), hash_of(1)).key;
+    let expected = [Tier::Nvme, Tier::Object].map(|tier| Removed { key, tier });
+    assert_eq!(drain(&feed), expected);
+}
