@@ -36,7 +36,8 @@ pub enum TierEvent {
 pub enum Drained {
     /// What happened since the last drain, in order.
     Events(Vec<TierEvent>),
-    /// Forget what you knew of this shard: this is all that it holds, hottest tier first.
+    /// Forget what you knew of this shard: this is all that it holds. A block is named once for each
+    /// tier that has it, hot to cold.
     Resync(Vec<(BlockKey, Tier)>),
 }
 

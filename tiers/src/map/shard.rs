@@ -249,10 +249,10 @@ impl Shard {
         self.events.push(event);
     }
 
-    /// All readable blocks with their hottest tier.
+    /// All readable copies, those of one block from hot to cold.
     pub(crate) fn readable(&self) -> Vec<(BlockKey, Tier)> {
         let entries = self.slab.iter().flatten();
-        entries.filter_map(|entry| Some((entry.key, entry.hottest()?))).collect()
+        entries.flat_map(|entry| entry.tiers().map(|tier| (entry.key, tier))).collect()
     }
 
     /// Bytes of the slab and the table, not of the eviction orders.

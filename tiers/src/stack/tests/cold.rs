@@ -256,3 +256,19 @@ async fn removal_is_reported_for_every_tier() {
     let expected = [Tier::Nvme, Tier::Object].map(|tier| Removed { key, tier });
     assert_eq!(drain(&feed), expected);
 }
+
+#[tokio::test]
+async fn a_resync_tells_all_tiers_of_a_block() {
+    use crate::event::Drained;
+    let tiers = tiers();
+    tiers.fixture.put(&tiers.namespace, &[1]).unwrap();
+    tiers.demote(1, Tier::Nvme).await;
+    let feed = tiers.fixture.stack.subscribe();
+    let told = (0..feed.shards()).flat_map(|shard| match feed.drain(shard) {
+        Drained::Resync(blocks) => blocks,
+        Drained::Events(_) => panic!("the first drain is a resync"),
+    });
+    // Or the reader would take the later removal from dram for the end of the block.
+    let told: Vec<Tier> = told.map(|(_, tier)| tier).collect();
+    assert_eq!(told, [Tier::Dram, Tier::Nvme]);
+}
