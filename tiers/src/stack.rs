@@ -246,7 +246,8 @@ impl Stack {
         self.shared.prefetch(namespace, hashes)
     }
 
-    /// Follows what becomes readable and what stops being so. One reader at a time.
+    /// Follows what becomes readable and what stops being so. One reader at a time:
+    /// the one before, if there still is one, is told nothing any more.
     #[must_use]
     pub fn subscribe(&self) -> EventFeed {
         EventFeed::new(Arc::clone(&self.shared.map))

@@ -54,6 +54,8 @@ pub(crate) struct Map {
     seed: u64,
     clock: AtomicU64,
     blocks: AtomicUsize,
+    /// Feeds of events that there were.
+    feeds: AtomicU64,
 }
 
 impl Map {
@@ -63,6 +65,7 @@ impl Map {
             seed,
             clock: AtomicU64::new(1),
             blocks: AtomicUsize::new(0),
+            feeds: AtomicU64::new(0),
         }
     }
 
@@ -165,16 +168,26 @@ impl Map {
         self.shards.iter().map(|shard| shard.lock().allocated_bytes()).sum()
     }
 
-    /// Switches events on or off in all shards.
-    pub(crate) fn switch_events(&self, on: bool) {
+    /// Switches events on in all shards, for a new feed whose number is returned.
+    pub(crate) fn start_events(&self) -> u64 {
+        // Relaxed: only uniqueness matters.
+        let feed = self.feeds.fetch_add(1, Ordering::Relaxed) + 1;
         for shard in &self.shards {
-            shard.lock().events.switch(on);
+            shard.lock().events.switch_on(feed);
+        }
+        feed
+    }
+
+    /// Switches events off where they are still on for `feed`.
+    pub(crate) fn stop_events(&self, feed: u64) {
+        for shard in &self.shards {
+            shard.lock().events.switch_off(feed);
         }
     }
 
-    /// Takes what one shard has to tell.
-    pub(crate) fn drain_events(&self, number: usize) -> Drained {
-        let drained = self.with_shard(number, |shard| match shard.events.take() {
+    /// Takes what one shard has to tell `feed`.
+    pub(crate) fn drain_events(&self, number: usize, feed: u64) -> Drained {
+        let drained = self.with_shard(number, |shard| match shard.events.take(feed) {
             Some(events) => Drained::Events(events),
             None => Drained::Resync(shard.readable()),
         });

@@ -234,3 +234,19 @@ async fn a_full_map_evicts_the_coldest_block_whatever_its_size() {
     assert_eq!(fixture.stack.usage().index_blocks, 1000);
     assert!(!has(&fixture, &namespace, 499).await && has(&fixture, &namespace, 500).await);
 }
+
+#[tokio::test]
+async fn a_feed_that_replaces_another_is_not_switched_off_with_it() {
+    use crate::event::Drained;
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    let old = fixture.stack.subscribe();
+    let new = fixture.stack.subscribe();
+    let resynced = |feed: &EventFeed| {
+        (0..feed.shards()).filter(|s| matches!(feed.drain(*s), Drained::Resync(_))).count()
+    };
+    assert_eq!((resynced(&old), resynced(&new)), (0, new.shards()), "the latest one is told");
+    drop(old);
+    fixture.put(&namespace, &[1]).unwrap();
+    assert_eq!(drain(&new).len(), 1);
+}
