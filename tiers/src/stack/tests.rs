@@ -250,3 +250,16 @@ async fn a_feed_that_replaces_another_is_not_switched_off_with_it() {
     fixture.put(&namespace, &[1]).unwrap();
     assert_eq!(drain(&new).len(), 1);
 }
+
+#[tokio::test]
+async fn positions_beyond_the_range_are_refused() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    fixture.put(&namespace, &[1, 2]).unwrap();
+    let packed = pack(&[1, 2]);
+    let hashes = Hashes::new(&packed, 32).unwrap();
+    let chain = |position| Chain { hashes, parent: None, position, tokens: &[], lora_name: "" };
+    assert_eq!(fixture.stack.describe(&namespace, chain(u32::MAX - 1)).unwrap(), 2);
+    let error = fixture.stack.describe(&namespace, chain(u32::MAX)).unwrap_err();
+    assert!(error.to_string().contains("position: 4294967295 given"), "{error}");
+}

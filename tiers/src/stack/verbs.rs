@@ -131,10 +131,18 @@ impl Shared {
                 chain.tokens.len()
             )));
         }
+        let blocks = u32::try_from(chain.hashes.len()).unwrap_or(u32::MAX);
+        let position_max = u32::MAX.saturating_sub(blocks.saturating_sub(1));
+        if chain.position > position_max {
+            return Err(Error::invalid(format!(
+                "position: {} given, 0 to {position_max} allowed for {blocks} blocks",
+                chain.position
+            )));
+        }
         let mut parent = chain.parent;
         let mut described = 0;
         let mut tokens = chain.tokens.chunks(per_block.max(1));
-        for (hash, position) in chain.hashes.iter().zip(chain.position..) {
+        for (hash, position) in chain.hashes.iter().zip(chain.position..=u32::MAX) {
             let at = self.map.hashed(namespace.index(), hash);
             let own = tokens.next().filter(|_| namespace.keeps_tokens()).unwrap_or_default();
             let described_block = Described {
