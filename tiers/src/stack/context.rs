@@ -69,7 +69,8 @@ impl Contexts {
         let known = match parent {
             Parent::None => None,
             Parent::Present(context) => Some(context),
-            Parent::Absent(key) => table.by_tail.pop(&key),
+            // Stays there: each rank goes on behind the same block with a batch of its own.
+            Parent::Absent(key) => table.by_tail.get(&key).copied(),
         };
         let known = known.filter(|id| table.open.contains_key(id));
         let id = known.unwrap_or_else(|| table.next_id());

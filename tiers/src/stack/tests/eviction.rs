@@ -178,3 +178,30 @@ async fn free_memory_is_anybodys() {
     let context: Vec<u64> = (0..256).collect();
     assert_eq!(fixture.put(&namespace, &context).unwrap(), 256);
 }
+
+#[tokio::test]
+async fn ranks_that_put_apart_share_one_allowance() {
+    let (fixture, other) = small();
+    fill(&fixture, &other, 0..256);
+    let huge = fixture.namespace("huge", &[2048, 2048]).unwrap();
+    let context: Vec<u64> = (0..1280).collect();
+    let mut parent = None;
+    for piece in context.chunks(16) {
+        let packed = pack(piece);
+        for part in [0, 1] {
+            let hashes = Hashes::new(&packed, 32).unwrap();
+            let parent = parent.map(hash_of);
+            let offer = Offer { hashes, parts: &[part], checksums: &[], parent, lengths: &[] };
+            let mut batch = fixture.stack.put(&huge, offer).unwrap();
+            for (position, number) in (0..).zip(piece) {
+                if batch.claims()[position as usize] == Claim::Wanted {
+                    fixture.write(&mut batch, &huge, (position, *number), part).unwrap();
+                }
+            }
+            batch.finish();
+        }
+        parent = piece.last().copied();
+    }
+    let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
+    assert!(left >= 128, "{left} of 256 left");
+}
