@@ -179,7 +179,7 @@ impl Shared {
                 };
                 return (read, None);
             };
-            let unread = (std::mem::take(&mut entry.context), entry.len);
+            let unread = std::mem::take(&mut entry.context);
             let block = Block {
                 namespace: Arc::clone(namespace),
                 payload,
@@ -188,8 +188,8 @@ impl Shared {
             };
             (Read::Dram(block), Some(unread))
         });
-        if let Some((context, len)) = unread {
-            self.read_or_gone(context, len);
+        if let (Read::Dram(block), Some(context)) = (&read, unread) {
+            self.read_or_gone(context, &block.payload);
         }
         read
     }

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::{ContextId, Shared};
+use super::{ContextId, Shared, verbs::slot_bytes_of};
 use crate::{
-    dram::BlockWriter,
+    dram::{BlockWriter, Payload},
     map::{Evicted, Map, Shard},
     metrics::EvictReason,
 };
@@ -136,11 +136,11 @@ impl Shared {
         false
     }
 
+    /// Counts what `context` has evicted. Its own blocks count, too: leaving gives their memory back
+    /// to the account, but it is the context that has it again.
     fn charge(&self, context: ContextId, evicted: &Evicted) {
-        if evicted.context != context
-            && let Some(payload) = &evicted.payload
-        {
-            self.contexts.took(context, u64::try_from(payload.slot_bytes()).unwrap_or(0));
+        if let Some(payload) = &evicted.payload {
+            self.contexts.took(context, slot_bytes_of(payload));
         }
     }
 
@@ -152,16 +152,16 @@ impl Shared {
         }
         let Some(payload) = &evicted.payload else { return };
         self.count_evicted(payload, reason);
-        self.read_or_gone(evicted.context, evicted.len);
+        self.read_or_gone(evicted.context, payload);
         if evicted.gone {
             self.count_gone(evicted.key.namespace, evicted.len);
         }
     }
 
     /// A block of `context` was read, or has left.
-    pub(crate) fn read_or_gone(&self, context: ContextId, len: u32) {
+    pub(crate) fn read_or_gone(&self, context: ContextId, payload: &Payload) {
         if context != 0 {
-            self.contexts.let_go(context, u64::from(len));
+            self.contexts.let_go(context, slot_bytes_of(payload));
         }
     }
 }

@@ -105,7 +105,7 @@ impl Shared {
             self.count_gone(at.key.namespace, entry.len);
             if let Some(payload) = &entry.payload {
                 self.count_evicted(payload, EvictReason::Removed);
-                self.read_or_gone(entry.context, entry.len);
+                self.read_or_gone(entry.context, payload);
             }
             let cold = entry.cold;
             drop(entry);
@@ -243,6 +243,7 @@ impl Shared {
     }
 }
 
-fn slot_bytes_of(payload: &Payload) -> u64 {
+/// Bytes of memory that a block occupies.
+pub(super) fn slot_bytes_of(payload: &Payload) -> u64 {
     u64::try_from(payload.slot_bytes()).unwrap_or(0)
 }

@@ -205,3 +205,36 @@ async fn ranks_that_put_apart_share_one_allowance() {
     let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
     assert!(left >= 128, "{left} of 256 left");
 }
+
+#[tokio::test]
+async fn a_context_that_evicts_itself_gets_no_new_allowance() {
+    let (fixture, other) = small();
+    fill(&fixture, &other, 0..256);
+    let huge = fixture.namespace("huge", &[SLOT]).unwrap();
+    let numbers: Vec<u64> = (0..256).collect();
+    let mut parent = None;
+    for round in 1..12 {
+        // The others are in use: first the context's own blocks leave, then some of the others'.
+        fixture.stack.touch(&other, Hashes::new(&pack(&numbers), 32).unwrap());
+        let piece: Vec<u64> = (1000 * round..1000 * round + 32 * round).collect();
+        fixture.put_behind(&huge, &piece, parent).unwrap();
+        parent = piece.last().copied();
+    }
+    let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
+    assert!(left >= 192, "{left} of 256 left");
+}
+
+#[tokio::test]
+async fn reading_gives_back_all_that_was_taken() {
+    let fixture = Fixture::new(8 * MIB, Vec::new()).unwrap();
+    let other = fixture.namespace("other", &[8192]).unwrap();
+    fill(&fixture, &other, 0..1024);
+    // Blocks of 4160 bytes lie in slots of 8192: the allowance is 256 of them.
+    let huge = fixture.namespace("huge", &[4160]).unwrap();
+    let numbers: Vec<u64> = (0..1000).collect();
+    assert_eq!(fixture.put(&huge, &numbers[..300]).unwrap(), 256);
+    for number in 0..128 {
+        assert!(has(&fixture, &huge, number).await);
+    }
+    assert_eq!(fixture.put_behind(&huge, &numbers[256..], Some(255)).unwrap(), 128);
+}
