@@ -187,18 +187,8 @@ async fn ranks_that_put_apart_share_one_allowance() {
     let context: Vec<u64> = (0..1280).collect();
     let mut parent = None;
     for piece in context.chunks(16) {
-        let packed = pack(piece);
         for part in [0, 1] {
-            let hashes = Hashes::new(&packed, 32).unwrap();
-            let parent = parent.map(hash_of);
-            let offer = Offer { hashes, parts: &[part], checksums: &[], parent, lengths: &[] };
-            let mut batch = fixture.stack.put(&huge, offer).unwrap();
-            for (position, number) in (0..).zip(piece) {
-                if batch.claims()[position as usize] == Claim::Wanted {
-                    fixture.write(&mut batch, &huge, (position, *number), part).unwrap();
-                }
-            }
-            batch.finish();
+            put_part(&fixture, &huge, piece, part, parent);
         }
         parent = piece.last().copied();
     }
@@ -237,4 +227,32 @@ async fn reading_gives_back_all_that_was_taken() {
         assert!(has(&fixture, &huge, number).await);
     }
     assert_eq!(fixture.put_behind(&huge, &numbers[256..], Some(255)).unwrap(), 128);
+}
+
+#[tokio::test]
+async fn blocks_longer_than_the_allowance_replace_one_another() {
+    let fixture = Fixture::new(MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[400 << 10]).unwrap();
+    fill(&fixture, &namespace, 0..5);
+}
+
+/// Puts one part of each of `numbers`.
+fn put_part(
+    fixture: &Fixture,
+    namespace: &Arc<Namespace>,
+    numbers: &[u64],
+    part: u32,
+    parent: Option<u64>,
+) {
+    let packed = pack(numbers);
+    let hashes = Hashes::new(&packed, 32).unwrap();
+    let parent = parent.map(hash_of);
+    let offer = Offer { hashes, parts: &[part], checksums: &[], parent, lengths: &[] };
+    let mut batch = fixture.stack.put(namespace, offer).unwrap();
+    for (position, number) in (0..).zip(numbers) {
+        if batch.claims()[position as usize] == Claim::Wanted {
+            fixture.write(&mut batch, namespace, (position, *number), part).unwrap();
+        }
+    }
+    batch.finish();
 }
