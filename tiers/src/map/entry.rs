@@ -102,6 +102,14 @@ impl Staging {
         })
     }
 
+    /// The memory of the parts, but for those that are being written.
+    pub(crate) fn writers(&self) -> impl Iterator<Item = &BlockWriter> {
+        self.parts.iter().filter_map(|part| match part {
+            StagedPart::Absent(writer) | StagedPart::Claimed(_, writer) => writer.as_ref(),
+            StagedPart::Done(writer, _) => Some(writer),
+        })
+    }
+
     /// Puts the memory of the block under its parts; drops it if another batch was first.
     pub(crate) fn install(&mut self, writers: Vec<BlockWriter>) {
         if std::mem::replace(&mut self.has_memory, true) {
@@ -114,6 +122,13 @@ impl Staging {
             }
         }
     }
+}
+
+/// Bytes of memory that a block, sealed or in parts, occupies.
+pub(super) fn slot_bytes(payload: Option<&Payload>, staging: Option<&Staging>) -> u64 {
+    let sealed = payload.map(Payload::slot_bytes);
+    let bytes = sealed.or_else(|| Some(staging?.writers().next()?.slot_bytes()));
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)
 }
 
 /// The block is in no eviction order.
@@ -134,7 +149,7 @@ pub(crate) struct Entry {
     pub(crate) checksums: Checksums,
     /// Where the nvme and the object tier have it.
     pub(crate) cold: [Option<Location>; 2],
-    /// The put context, while the block has not been read; 0 for none.
+    /// The put context that stored its first part, while the block has not been read; 0 for none.
     pub(crate) context: u32,
     /// Index of the eviction order it is in, within its shard.
     pub(crate) class: u16,
@@ -168,6 +183,11 @@ impl Entry {
         let [nvme, object] = self.cold.map(|location| location.is_some());
         let has = [self.payload.is_some(), nvme, object];
         Tier::ALL.into_iter().zip(has).filter_map(|(tier, has)| has.then_some(tier))
+    }
+
+    /// Bytes of memory that the block, or what there is of it, occupies.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        slot_bytes(self.payload.as_ref(), self.staging.as_deref())
     }
 
     /// Whether its dram memory may be taken: readable and read by nobody, or an abandoned fragment.

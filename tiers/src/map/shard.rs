@@ -6,7 +6,7 @@ use hashbrown::HashTable;
 
 use super::{
     Hashed, code_of,
-    entry::{Entry, NO_CLASS},
+    entry::{Entry, NO_CLASS, slot_bytes},
     removed,
 };
 use crate::{
@@ -45,7 +45,14 @@ pub(crate) struct Evicted {
     /// Whether the entry has left the map, too (no colder copy).
     pub(crate) gone: bool,
     /// Held until dropped: parts of a fragment.
-    pub(crate) _fragment: Option<Box<super::Staging>>,
+    fragment: Option<Box<super::Staging>>,
+}
+
+impl Evicted {
+    /// Bytes of memory that the block, or what there was of it, occupied.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        slot_bytes(self.payload.as_ref(), self.fragment.as_deref())
+    }
 }
 
 /// One shard.
@@ -232,7 +239,7 @@ impl Shard {
         if gone {
             self.remove(at);
         }
-        Some(Evicted { key: at.key, len, context, payload, gone, _fragment: fragment })
+        Some(Evicted { key: at.key, len, context, payload, gone, fragment })
     }
 
     /// Attaches what is known of a block's place in its chain.

@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
-use super::Shared;
+use super::{Shared, verbs::slot_bytes_of};
 use crate::{
     block::{BlockHash, BlockKey},
     checksum::part_checksum,
@@ -189,7 +189,7 @@ impl Shared {
             (Read::Dram(block), Some(unread))
         });
         if let (Read::Dram(block), Some(context)) = (&read, unread) {
-            self.read_or_gone(context, &block.payload);
+            self.read_or_gone(context, slot_bytes_of(&block.payload));
         }
         read
     }

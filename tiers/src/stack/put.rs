@@ -336,7 +336,10 @@ impl PutBatch {
                 self.stored = true;
                 self.part_done(piece.position, PutOutcome::Stored)
             }
-            Seal::Fragment => self.part_done(piece.position, PutOutcome::PartStored),
+            Seal::Fragment => {
+                self.stored = true;
+                self.part_done(piece.position, PutOutcome::PartStored)
+            }
         }
     }
 
@@ -362,26 +365,28 @@ impl PutBatch {
             Some(place) => *place = StagedPart::Done(writer, sum),
             None => return Seal::Gone,
         }
+        if entry.context == 0 {
+            entry.context = self.context;
+            self.shared.contexts.hold(self.context);
+        }
         let slot = slot_bytes(entry.len, self.namespace.layout().is_opaque());
         if !staging.is_complete() {
             shard.enter_order(id, slot, at.code);
+            shard.touch(id, self.shared.map.ages(1));
             return Seal::Fragment;
         }
         let joined = entry.staging.take().and_then(|staging| join(*staging, entry.len));
         let Some((payload, checksums)) = joined else {
             debug_assert!(false, "the parts of a block lie in one slot");
-            shard.remove(at);
-            self.shared.map.count(false);
+            self.shared.forget_unread(shard.remove(at));
             return Seal::Gone;
         };
         payload.set_owner(Map::owner(at, id));
         self.shared.count_readable(&self.namespace, &payload);
         entry.payload = Some(payload);
         entry.checksums = checksums;
-        entry.context = self.context;
         // The age that a fragment had is not in the extent's sum.
         entry.age = 0;
-        self.shared.contexts.hold(self.context);
         shard.enter_order(id, slot, at.code);
         shard.touch(id, self.shared.map.ages(1));
         shard.push(stored(at.key, Tier::Dram));
@@ -438,9 +443,7 @@ impl PutBatch {
             }
             if staging.is_empty() { shard.remove(at) } else { None }
         });
-        if gone.is_some() {
-            self.shared.map.count(false);
-        }
+        self.shared.forget_unread(gone);
     }
 
     /// Ends the batch: what it stored is touched tail first, what is still open is given up.

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use super::{ContextId, Shared, verbs::slot_bytes_of};
+use super::{ContextId, Shared};
 use crate::{
-    dram::{BlockWriter, Payload},
-    map::{Evicted, Map, Shard},
+    dram::BlockWriter,
+    map::{Entry, Evicted, Map, Shard},
     metrics::EvictReason,
 };
 
@@ -139,9 +139,7 @@ impl Shared {
     /// Counts what `context` has evicted. Its own blocks count, too: leaving gives their memory back
     /// to the account, but it is the context that has it again.
     fn charge(&self, context: ContextId, evicted: &Evicted) {
-        if let Some(payload) = &evicted.payload {
-            self.contexts.took(context, slot_bytes_of(payload));
-        }
+        self.contexts.took(context, evicted.slot_bytes());
     }
 
     /// Brings all accounts in order after a block has left dram. Its memory goes back when the
@@ -150,18 +148,26 @@ impl Shared {
         if evicted.gone {
             self.map.count(false);
         }
+        self.read_or_gone(evicted.context, evicted.slot_bytes());
         let Some(payload) = &evicted.payload else { return };
         self.count_evicted(payload, reason);
-        self.read_or_gone(evicted.context, payload);
         if evicted.gone {
             self.count_gone(evicted.key.namespace, evicted.len);
         }
     }
 
-    /// A block of `context` was read, or has left.
-    pub(crate) fn read_or_gone(&self, context: ContextId, payload: &Payload) {
+    /// A block of `context` was read, or it or what there was of it has left.
+    pub(crate) fn read_or_gone(&self, context: ContextId, slot_bytes: u64) {
         if context != 0 {
-            self.contexts.let_go(context, slot_bytes_of(payload));
+            self.contexts.let_go(context, slot_bytes);
+        }
+    }
+
+    /// An entry that was never readable has left the map.
+    pub(crate) fn forget_unread(&self, entry: Option<Entry>) {
+        if let Some(entry) = entry {
+            self.map.count(false);
+            self.read_or_gone(entry.context, entry.slot_bytes());
         }
     }
 }

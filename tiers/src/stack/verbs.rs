@@ -97,15 +97,16 @@ impl Shared {
             }) else {
                 continue;
             };
-            self.map.count(false);
             if entry.hottest().is_none() {
+                self.forget_unread(Some(entry));
                 continue;
             }
+            self.map.count(false);
             count += 1;
             self.count_gone(at.key.namespace, entry.len);
             if let Some(payload) = &entry.payload {
                 self.count_evicted(payload, EvictReason::Removed);
-                self.read_or_gone(entry.context, payload);
+                self.read_or_gone(entry.context, entry.slot_bytes());
             }
             let cold = entry.cold;
             drop(entry);

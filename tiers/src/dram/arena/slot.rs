@@ -207,6 +207,11 @@ impl BlockWriter {
         usize::try_from(self.len).unwrap_or(0)
     }
 
+    /// Bytes that the slot of the block occupies.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.carve.slot_bytes
+    }
+
     /// The bytes. Before they are written they are what an earlier block left behind.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {

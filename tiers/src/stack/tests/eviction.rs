@@ -236,6 +236,29 @@ async fn blocks_longer_than_the_allowance_replace_one_another() {
     fill(&fixture, &namespace, 0..5);
 }
 
+#[tokio::test]
+async fn a_rank_that_runs_ahead_keeps_to_one_allowance() {
+    let (fixture, other) = small();
+    fill(&fixture, &other, 0..256);
+    let huge = fixture.namespace("huge", &[2048, 2048]).unwrap();
+    let context: Vec<u64> = (0..1280).collect();
+    let mut parent = None;
+    for piece in context.chunks(16) {
+        put_part(&fixture, &huge, piece, 0, parent);
+        parent = piece.last().copied();
+    }
+    let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
+    assert_eq!(left, 192, "fragments are unread, too");
+    parent = None;
+    for piece in context.chunks(16) {
+        put_part(&fixture, &huge, piece, 1, parent);
+        parent = piece.last().copied();
+    }
+    assert_eq!(prefix(&fixture, &huge, &context), 64);
+    fixture.stack.remove(&huge, Hashes::new(&pack(&context), 32).unwrap()).await;
+    assert_eq!(fixture.stack.shared.contexts.len(), 192, "those of the others");
+}
+
 /// Puts one part of each of `numbers`.
 fn put_part(
     fixture: &Fixture,
