@@ -135,10 +135,11 @@ impl Map {
         }
     }
 
-    /// The coldest age among blocks of `slot_bytes` (any size if `None`) and its shard.
+    /// The coldest age among evictable blocks of `slot_bytes` (any size if `None`) and its shard.
     pub(crate) fn coldest(&self, slot_bytes: Option<usize>) -> Option<(u64, usize)> {
+        let now = self.ages(1);
         let ages = self.shards.iter().enumerate().filter_map(|(number, shard)| {
-            shard.lock().coldest(slot_bytes).map(|age| (age, number))
+            shard.lock().coldest(slot_bytes, now).map(|age| (age, number))
         });
         ages.min()
     }

@@ -177,27 +177,44 @@ impl Shard {
         }
     }
 
-    /// The coldest age in the order of `slot_bytes`, or of all.
-    pub(crate) fn coldest(&mut self, slot_bytes: Option<usize>) -> Option<u64> {
-        let Self { classes, slab, .. } = self;
-        let wanted =
-            classes.iter_mut().filter(|class| slot_bytes.is_none_or(|b| b == class.slot_bytes));
-        let coldest = wanted.filter_map(|class| class.order.coldest());
-        coldest.filter_map(|id| slab.get(index(id))?.as_ref().map(|entry| entry.age)).min()
+    /// The age of the block that would leave next among those of `slot_bytes`, or of all.
+    pub(crate) fn coldest(&mut self, slot_bytes: Option<usize>, now: u64) -> Option<u64> {
+        self.next_to_leave(slot_bytes, now).map(|(age, _)| age)
+    }
+
+    /// As [`coldest`](Self::coldest), with the class it is in.
+    fn next_to_leave(&mut self, slot_bytes: Option<usize>, now: u64) -> Option<(u64, usize)> {
+        let of_size = |class: &Class| slot_bytes.is_none_or(|bytes| bytes == class.slot_bytes);
+        (0..self.classes.len())
+            .filter_map(|class| {
+                self.classes.get(class).filter(|class| of_size(class))?;
+                Some((self.coldest_in(class, now)?, class))
+            })
+            .min()
+    }
+
+    /// The age of the coldest evictable block of a class. Colder ones that are pinned are in use:
+    /// they become the most recent, and are not passed over again by everybody who makes room.
+    fn coldest_in(&mut self, class: usize, now: u64) -> Option<u64> {
+        for _ in 0..self.classes.get(class)?.order.len() {
+            let id = self.classes.get_mut(class)?.order.coldest()?;
+            let entry = self.get(id)?;
+            if entry.is_evictable() {
+                return Some(entry.age);
+            }
+            self.touch(id, now);
+        }
+        None
     }
 
     /// Takes the coldest evictable block of `slot_bytes` (any size if `None`) out of dram.
-    pub(crate) fn evict(&mut self, slot_bytes: Option<usize>, tag: u64) -> Option<Evicted> {
+    pub(crate) fn evict(&mut self, slot_bytes: Option<usize>, now: u64) -> Option<Evicted> {
+        let (_, class) = self.next_to_leave(slot_bytes, now)?;
         let Self { classes, slab, .. } = self;
-        let id = classes
-            .iter_mut()
-            .filter(|class| slot_bytes.is_none_or(|bytes| bytes == class.slot_bytes))
-            .find_map(|class| {
-                class.order.evict(tag, &mut |id| {
-                    let entry = slab.get(index(id)).and_then(Option::as_ref);
-                    entry.is_some_and(Entry::is_evictable)
-                })
-            })?;
+        let id = classes.get_mut(class)?.order.evict(0, &mut |id| {
+            let entry = slab.get(index(id)).and_then(Option::as_ref);
+            entry.is_some_and(Entry::is_evictable)
+        })?;
         if let Some(entry) = self.get_mut(id) {
             // The policy has let go of it already.
             entry.class = NO_CLASS;

@@ -61,10 +61,11 @@ impl Shared {
         if self.map.len() < self.index_blocks_max {
             return true;
         }
+        let now = self.map.ages(1);
         let evicted = self
             .map
             .coldest(None)
-            .and_then(|(_, shard)| self.map.with_shard(shard, |shard| shard.evict(None, 0)))
+            .and_then(|(_, shard)| self.map.with_shard(shard, |shard| shard.evict(None, now)))
             .flatten();
         match evicted {
             Some(evicted) => {
@@ -95,13 +96,14 @@ impl Shared {
         if self.evict_in(coldest, slot_bytes, context) {
             return true;
         }
-        // Everything in that shard is pinned: any other one will do.
+        // Others were faster, or pinned what was there: any other shard will do.
         (0..crate::limits::SHARDS).any(|shard| self.evict_in(shard, slot_bytes, context))
     }
 
     fn evict_in(&self, shard: usize, slot_bytes: usize, context: ContextId) -> bool {
-        let evicted =
-            self.map.with_shard(shard, |shard| shard.evict(Some(slot_bytes), 0)).flatten();
+        let now = self.map.ages(1);
+        let evict = |shard: &mut Shard| shard.evict(Some(slot_bytes), now);
+        let evicted = self.map.with_shard(shard, evict).flatten();
         let Some(evicted) = evicted else { return false };
         self.charge(context, &evicted);
         self.settle(&evicted, EvictReason::Capacity);

@@ -279,3 +279,34 @@ fn put_part(
     }
     batch.finish();
 }
+
+#[tokio::test]
+async fn a_cold_pinned_block_does_not_change_who_leaves() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..256);
+    let held = lease(&fixture, &namespace, &[0, 1, 2]);
+    // The pinned ones are the least recently used after this; the next to leave are 3 to 52.
+    let packed = pack(&(3..256).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>());
+    fixture.stack.touch(&namespace, Hashes::new(&packed, 32).unwrap());
+    fill(&fixture, &namespace, 1000..1050);
+    let left: Vec<u64> =
+        (0..256).filter(|number| prefix(&fixture, &namespace, &[*number]) == 1).collect();
+    let expected: Vec<u64> = (0..3).chain(53..256).collect();
+    assert_eq!(left, expected);
+    fixture.stack.unpin(held.pins);
+}
+
+#[tokio::test]
+async fn when_its_own_size_is_pinned_a_put_takes_from_another() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[SLOT]).unwrap();
+    let large = fixture.namespace("large", &[1 << 18]).unwrap();
+    fill(&fixture, &small, 0..768);
+    fill(&fixture, &large, 0..4);
+    let numbers: Vec<u64> = (0..4).collect();
+    let held = lease(&fixture, &large, &numbers);
+    // A look at the other size that finds nothing older there.
+    fill(&fixture, &small, 1000..1001);
+    fill(&fixture, &large, 10..14);
+    drop(held);
+}
