@@ -207,13 +207,25 @@ impl Shard {
         None
     }
 
-    /// Takes the coldest evictable block of `slot_bytes` (any size if `None`) out of dram.
-    pub(crate) fn evict(&mut self, slot_bytes: Option<usize>, now: u64) -> Option<Evicted> {
-        let (_, class) = self.next_to_leave(slot_bytes, now)?;
+    /// Takes the coldest evictable block of `slot_bytes` out of dram.
+    pub(crate) fn evict(&mut self, slot_bytes: usize, now: u64) -> Option<Evicted> {
+        let (_, class) = self.next_to_leave(Some(slot_bytes), now)?;
+        self.evict_of(class, Entry::is_evictable)
+    }
+
+    /// Takes the coldest evictable block that no colder tier has out of the map.
+    pub(crate) fn evict_entry(&mut self, now: u64) -> Option<Evicted> {
+        let ages = (0..self.classes.len()).filter_map(|c| Some((self.coldest_in(c, now)?, c)));
+        let mut classes: Vec<(u64, usize)> = ages.collect();
+        classes.sort_unstable();
+        let alone = |entry: &Entry| entry.is_evictable() && entry.cold == [None, None];
+        classes.into_iter().find_map(|(_, class)| self.evict_of(class, alone))
+    }
+
+    fn evict_of(&mut self, class: usize, evictable: impl Fn(&Entry) -> bool) -> Option<Evicted> {
         let Self { classes, slab, .. } = self;
         let id = classes.get_mut(class)?.order.evict(0, &mut |id| {
-            let entry = slab.get(index(id)).and_then(Option::as_ref);
-            entry.is_some_and(Entry::is_evictable)
+            slab.get(index(id)).and_then(Option::as_ref).is_some_and(&evictable)
         })?;
         if let Some(entry) = self.get_mut(id) {
             // The policy has let go of it already.

@@ -146,7 +146,7 @@ impl PutBatch {
         let len = len.unwrap_or(self.namespace.layout().bytes_max());
         let claim = self.claim_here(at, len, sums, false).unwrap_or_else(|| {
             // Outside the lock: making room locks other shards.
-            let has_room = self.shared.make_index_room();
+            let has_room = self.shared.make_index_room(self.context);
             let added = if has_room { self.claim_here(at, len, sums, true) } else { None };
             added.unwrap_or(Claim::Refused)
         });

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use super::{ContextId, Shared};
 use crate::{
     dram::BlockWriter,
+    limits::SHARDS,
     map::{Entry, Evicted, Map, Shard},
     metrics::EvictReason,
 };
@@ -57,23 +58,26 @@ impl Shared {
     }
 
     /// Makes the map smaller by one block if it is full.
-    pub(crate) fn make_index_room(&self) -> bool {
+    ///
+    /// False: everything is pinned or on a colder tier, whose copy would be lost with its entry; or
+    /// `context` has taken its share, for which an entry counts as the part of dram that it stands
+    /// for.
+    pub(crate) fn make_index_room(&self, context: ContextId) -> bool {
         if self.map.len() < self.index_blocks_max {
             return true;
         }
-        let now = self.map.ages(1);
-        let evicted = self
-            .map
-            .coldest(None)
-            .and_then(|(_, shard)| self.map.with_shard(shard, |shard| shard.evict(None, now)))
-            .flatten();
-        match evicted {
-            Some(evicted) => {
-                self.settle(&evicted, EvictReason::Index);
-                true
-            }
-            None => false,
+        let entries = u64::try_from(self.index_blocks_max).unwrap_or(u64::MAX);
+        let share = self.pool.capacity_bytes() / entries;
+        if !self.contexts.may_take(context, share) {
+            return false;
         }
+        let now = self.map.ages(1);
+        let evict = |shard| self.map.with_shard(shard, |shard| shard.evict_entry(now)).flatten();
+        let coldest = self.map.coldest(None).and_then(|(_, shard)| evict(shard));
+        let Some(evicted) = coldest.or_else(|| (0..SHARDS).find_map(evict)) else { return false };
+        self.contexts.took(context, share.max(evicted.slot_bytes()));
+        self.settle(&evicted, EvictReason::Index);
+        true
     }
 
     /// Frees memory for a block of `slot_bytes`: its own size's coldest block, or another size's
@@ -97,12 +101,12 @@ impl Shared {
             return true;
         }
         // Others were faster, or pinned what was there: any other shard will do.
-        (0..crate::limits::SHARDS).any(|shard| self.evict_in(shard, slot_bytes, context))
+        (0..SHARDS).any(|shard| self.evict_in(shard, slot_bytes, context))
     }
 
     fn evict_in(&self, shard: usize, slot_bytes: usize, context: ContextId) -> bool {
         let now = self.map.ages(1);
-        let evict = |shard: &mut Shard| shard.evict(Some(slot_bytes), now);
+        let evict = |shard: &mut Shard| shard.evict(slot_bytes, now);
         let evicted = self.map.with_shard(shard, evict).flatten();
         let Some(evicted) = evicted else { return false };
         self.charge(context, &evicted);

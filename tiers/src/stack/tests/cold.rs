@@ -272,3 +272,25 @@ async fn a_resync_tells_all_tiers_of_a_block() {
     let told: Vec<Tier> = told.map(|(_, tier)| tier).collect();
     assert_eq!(told, [Tier::Dram, Tier::Nvme]);
 }
+
+#[tokio::test]
+async fn a_map_full_of_colder_copies_refuses_instead_of_growing() {
+    let nvme: Arc<dyn BlockStore> = Arc::new(MemoryStore::new(Tier::Nvme));
+    let fixture = Fixture::with_index(MIB, 100, vec![nvme]).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    for number in 0..300 {
+        fixture.put(&namespace, &[number]).unwrap();
+        if number < 90 {
+            fixture.stack.demote(&namespace, hash_of(number), Tier::Nvme).await.unwrap();
+        }
+        assert!(fixture.stack.usage().index_blocks <= 100, "after {number}");
+    }
+    for number in 0..90 {
+        assert!(has(&fixture, &namespace, number).await, "{number}");
+    }
+    for number in 90..300 {
+        fixture.stack.demote(&namespace, hash_of(number), Tier::Nvme).await.unwrap();
+    }
+    assert_eq!(fixture.put(&namespace, &[1000]).unwrap(), 0);
+    assert_eq!(fixture.stack.usage().index_blocks, 100);
+}

@@ -310,3 +310,29 @@ async fn when_its_own_size_is_pinned_a_put_takes_from_another() {
     fill(&fixture, &large, 10..14);
     drop(held);
 }
+
+#[tokio::test]
+async fn a_full_map_evicts_the_coldest_of_all_sizes() {
+    let fixture = Fixture::with_index(64 * MIB, 3000, Vec::new()).unwrap();
+    let (a, b) = (fixture.namespace("a", &[64]).unwrap(), fixture.namespace("b", &[128]).unwrap());
+    fill(&fixture, &a, 0..1500);
+    fill(&fixture, &b, 0..1500);
+    let numbers: Vec<u64> = (0..1500).collect();
+    fixture.stack.touch(&a, Hashes::new(&pack(&numbers), 32).unwrap());
+    fill(&fixture, &a, 2000..2500);
+    let left = |of| numbers.iter().filter(|n| prefix(&fixture, of, &[**n]) == 1).count();
+    assert_eq!((left(&a), left(&b)), (1500, 1000));
+}
+
+#[tokio::test]
+async fn claims_alone_do_not_empty_a_full_map() {
+    let fixture = Fixture::with_index(8 * MIB, 1000, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    fill(&fixture, &namespace, 0..1000);
+    let many: Vec<u64> = (5000..9000).collect();
+    let batch = fixture.offer(&namespace, &many, None).unwrap();
+    let refused = batch.claims().iter().filter(|claim| **claim == Claim::Refused).count();
+    drop(batch);
+    let left = (0..1000).filter(|number| prefix(&fixture, &namespace, &[*number]) == 1).count();
+    assert_eq!((left, refused), (750, 3750), "a quarter of the map is the allowance");
+}
