@@ -190,6 +190,12 @@ impl Entry {
         slot_bytes(self.payload.as_ref(), self.staging.as_deref())
     }
 
+    /// The number of the arena extent that the block, or what there is of it, lies in.
+    pub(crate) fn extent(&self) -> Option<u32> {
+        let fragment = || Some(self.staging.as_ref()?.writers().next()?.extent());
+        self.payload.as_ref().map(Payload::extent).or_else(fragment)
+    }
+
     /// Whether its dram memory may be taken: readable and read by nobody, or an abandoned fragment.
     pub(crate) fn is_evictable(&self) -> bool {
         match (&self.payload, &self.staging) {

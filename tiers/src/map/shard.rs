@@ -237,11 +237,15 @@ impl Shard {
         self.take_from_dram(id)
     }
 
-    /// Takes the block `id` out of dram if it is evictable and lies in `extent`.
+    /// Whether the block `id`, or what there is of it, is evictable and lies in `extent`.
+    pub(crate) fn may_evict_from(&self, id: EntryId, extent: u32) -> bool {
+        let entry = self.get(id).filter(|entry| entry.extent() == Some(extent));
+        entry.is_some_and(Entry::is_evictable)
+    }
+
+    /// Takes the block `id` out of dram if it [may leave](Self::may_evict_from) `extent`.
     pub(crate) fn evict_from(&mut self, id: EntryId, extent: u32) -> Option<Evicted> {
-        let entry = self.get(id)?;
-        let is_there = entry.payload.as_ref().is_some_and(|payload| payload.extent() == extent);
-        if !is_there || !entry.is_evictable() {
+        if !self.may_evict_from(id, extent) {
             return None;
         }
         self.leave_order(id);

@@ -371,6 +371,9 @@ impl PutBatch {
         }
         let slot = slot_bytes(entry.len, self.namespace.layout().is_opaque());
         if !staging.is_complete() {
+            if let Some(writer) = staging.writers().next() {
+                writer.set_owner(Map::owner(at, id));
+            }
             shard.enter_order(id, slot, at.code);
             shard.touch(id, self.shared.map.ages(1));
             return Seal::Fragment;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::{ContextId, Shared};
 use crate::{
-    dram::BlockWriter,
+    dram::{BlockWriter, Candidate},
     limits::SHARDS,
     map::{Entry, Evicted, Map, Shard},
     metrics::EvictReason,
@@ -12,8 +12,8 @@ use crate::{
 
 /// How often a put may lose a freed slot to another before it is refused.
 const TRIES_MAX: usize = 64;
-/// How many extents of other sizes may turn out to be pinned before we give up.
-const RECLAIM_TRIES: usize = 4;
+/// How many extents of other sizes may turn out to be pinned, or being written, before we give up.
+const RECLAIM_TRIES: usize = 64;
 
 /// When to look whether another size has colder blocks. Looking visits all extents, so it is done
 /// once for an extent's worth of evictions; and again at once while it finds something, so that a
@@ -114,32 +114,52 @@ impl Shared {
         true
     }
 
-    /// Empties the coldest extent of the other sizes, if it is colder than `own_age`.
+    /// Empties the coldest extent of the other sizes that can be emptied, if it is colder than
+    /// `own_age`.
     fn reclaim_elsewhere(
         &self,
         slot_bytes: usize,
         own_age: Option<u64>,
         context: ContextId,
     ) -> bool {
-        // Pinned blocks stay and make their extent look young: then the next coldest is tried.
-        for _ in 0..RECLAIM_TRIES {
-            let Some(candidate) = self.pool.coldest_elsewhere(slot_bytes) else { return false };
+        let mut passed_over = Vec::new();
+        while passed_over.len() < RECLAIM_TRIES {
+            let Some(candidate) = self.pool.coldest_elsewhere(slot_bytes, &passed_over) else {
+                return false;
+            };
             if own_age.is_some_and(|age| age <= candidate.mean_age) {
                 return false;
             }
-            for owner in candidate.owners {
-                let (shard, id) = Map::of_owner(owner);
-                let evict = |shard: &mut Shard| shard.evict_from(id, candidate.extent);
-                if let Some(evicted) = self.map.with_shard(shard, evict).flatten() {
-                    self.charge(context, &evicted);
-                    self.settle(&evicted, EvictReason::Reclaim);
+            if self.may_empty(&candidate) {
+                self.empty(&candidate, context);
+                if self.pool.has_idle(slot_bytes) {
+                    return true;
                 }
             }
-            if self.pool.has_idle(slot_bytes) {
-                return true;
-            }
+            passed_over.push(candidate.extent);
         }
         false
+    }
+
+    /// Whether all blocks of an extent may leave. If one may not, the others would leave for nothing.
+    fn may_empty(&self, candidate: &Candidate) -> bool {
+        candidate.owners.len() >= candidate.slots_used
+            && candidate.owners.iter().all(|owner| {
+                let (shard, id) = Map::of_owner(*owner);
+                let may = |shard: &mut Shard| shard.may_evict_from(id, candidate.extent);
+                self.map.with_shard(shard, may).unwrap_or(false)
+            })
+    }
+
+    fn empty(&self, candidate: &Candidate, context: ContextId) {
+        for owner in &candidate.owners {
+            let (shard, id) = Map::of_owner(*owner);
+            let evict = |shard: &mut Shard| shard.evict_from(id, candidate.extent);
+            if let Some(evicted) = self.map.with_shard(shard, evict).flatten() {
+                self.charge(context, &evicted);
+                self.settle(&evicted, EvictReason::Reclaim);
+            }
+        }
     }
 
     /// Counts what `context` has evicted. Its own blocks count, too: leaving gives their memory back

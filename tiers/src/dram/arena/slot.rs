@@ -65,6 +65,12 @@ impl Carve {
         self.owners.get(usize::try_from(slot).ok()?)
     }
 
+    fn set_owner(&self, slot: u32, entry: u64) {
+        if let Some(owner) = self.owner(slot) {
+            owner.store(entry.wrapping_add(1), Ordering::Relaxed);
+        }
+    }
+
     fn address(&self, slot: u32, offset: u32) -> NonNull<u8> {
         let slot = usize::try_from(slot).unwrap_or(usize::MAX);
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -212,6 +218,16 @@ impl BlockWriter {
         self.carve.slot_bytes
     }
 
+    /// The number of the extent it lies in.
+    pub(crate) fn extent(&self) -> u32 {
+        self.carve.extent.index()
+    }
+
+    /// Notes which map entry the block belongs to.
+    pub(crate) fn set_owner(&self, entry: u64) {
+        self.carve.set_owner(self.slot, entry);
+    }
+
     /// The bytes. Before they are written they are what an earlier block left behind.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -314,9 +330,7 @@ impl Payload {
 
     /// Notes which map entry the block belongs to.
     pub(crate) fn set_owner(&self, entry: u64) {
-        if let Some(owner) = self.carve.owner(self.slot) {
-            owner.store(entry.wrapping_add(1), Ordering::Relaxed);
-        }
+        self.carve.set_owner(self.slot, entry);
     }
 
     /// Notes that the block's last use moved from `before` to `after` (0: not in the map).

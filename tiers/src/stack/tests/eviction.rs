@@ -336,3 +336,50 @@ async fn claims_alone_do_not_empty_a_full_map() {
     let left = (0..1000).filter(|number| prefix(&fixture, &namespace, &[*number]) == 1).count();
     assert_eq!((left, refused), (750, 3750), "a quarter of the map is the allowance");
 }
+
+#[tokio::test]
+async fn a_cold_pinned_extent_does_not_keep_another_size_out() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[SLOT]).unwrap();
+    let large = fixture.namespace("large", &[1 << 19]).unwrap();
+    fill(&fixture, &small, 0..1024);
+    let held = lease(&fixture, &small, &[0]);
+    let others: Vec<u64> = (1..1024).rev().collect();
+    fixture.stack.touch(&small, Hashes::new(&pack(&others), 32).unwrap());
+    fill(&fixture, &large, 0..2);
+    assert_eq!(held.pins[0].contents().as_ref(), block_bytes(&small, 0, 0, 4096));
+    assert!(has(&fixture, &large, 0).await && has(&fixture, &large, 1).await);
+    assert!(small.counters().blocks.load(Ordering::Relaxed) >= 513, "nothing left for nothing");
+}
+
+#[tokio::test]
+async fn a_put_in_flight_does_not_keep_another_size_out() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[SLOT]).unwrap();
+    let large = fixture.namespace("large", &[1 << 19]).unwrap();
+    let odd = fixture.namespace("odd", &[100_000, 100_000]).unwrap();
+    let mut open = fixture.offer(&odd, &[1], None).unwrap();
+    fixture.write(&mut open, &odd, (0, 1), 0).unwrap();
+    fill(&fixture, &small, 0..768);
+    fill(&fixture, &large, 0..2);
+    assert!(has(&fixture, &large, 0).await && has(&fixture, &large, 1).await);
+    fixture.write(&mut open, &odd, (0, 1), 1).unwrap();
+    drop(open);
+    assert!(has(&fixture, &odd, 1).await);
+}
+
+#[tokio::test]
+async fn fragments_make_way_for_another_size() {
+    let fixture = Fixture::new(2 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[2048, 2048]).unwrap();
+    let large = fixture.namespace("large", &[1 << 18]).unwrap();
+    for number in 0..512 {
+        let mut batch = fixture.offer(&small, &[number], None).unwrap();
+        fixture.write(&mut batch, &small, (0, number), 0).unwrap();
+        if number % 100 != 0 {
+            fixture.write(&mut batch, &small, (0, number), 1).unwrap();
+        }
+        batch.finish();
+    }
+    fill(&fixture, &large, 0..4);
+}
