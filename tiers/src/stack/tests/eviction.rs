@@ -383,3 +383,15 @@ async fn fragments_make_way_for_another_size() {
     }
     fill(&fixture, &large, 0..4);
 }
+
+#[tokio::test]
+async fn a_lease_touches_only_what_it_covers() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..256);
+    let ask = Ask { sparse: false, pin_bytes_max: Some(2 * 4096) };
+    let held = look(&fixture, &namespace, &[0, 1, 2, 3], ask);
+    assert_eq!(held.pins.len(), 2);
+    fill(&fixture, &namespace, 1000..1004);
+    let left = [0, 1, 2, 3, 4, 5, 6].map(|number| prefix(&fixture, &namespace, &[number]));
+    assert_eq!(left, [1, 1, 0, 0, 0, 0, 1]);
+}
