@@ -51,8 +51,12 @@ pub(crate) struct EventRing {
 }
 
 impl EventRing {
+    /// Feeds are numbered in the order of their start: of two that start at once, the later one
+    /// gets all shards.
     pub(crate) fn switch_on(&mut self, feed: u64) {
-        *self = Self { queue: VecDeque::new(), dirty: true, feed };
+        if feed > self.feed {
+            *self = Self { queue: VecDeque::new(), dirty: true, feed };
+        }
     }
 
     /// Does nothing if another feed has taken over.
