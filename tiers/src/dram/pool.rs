@@ -176,6 +176,13 @@ impl Pool {
         !state.spare.is_empty() || state.lent.values().any(idle)
     }
 
+    /// Sum of the ages that the extents account for.
+    #[cfg(test)]
+    pub(crate) fn ages(&self) -> u64 {
+        let state = self.state.lock();
+        state.lent.values().fold(0, |sum, lent| sum.wrapping_add(lent.view.ages()))
+    }
+
     /// How many slot sizes borrow extents.
     pub(crate) fn classes(&self) -> usize {
         self.state.lock().open.len()

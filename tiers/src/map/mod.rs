@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+#[cfg(test)]
+pub(crate) use entry::NO_CLASS;
 pub(crate) use entry::{BatchId, Entry, StagedPart, Staging};
 pub use entry::{Checksums, Location};
 pub(crate) use shard::{Described, Evicted, Shard};

@@ -295,6 +295,18 @@ impl Shard {
         entries.flat_map(|entry| entry.tiers().map(|tier| (entry.key, tier))).collect()
     }
 
+    /// All entries.
+    #[cfg(test)]
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
+        (0..).zip(&self.slab).filter_map(|(id, entry)| Some((id, entry.as_ref()?)))
+    }
+
+    /// Entries that stand in an eviction order.
+    #[cfg(test)]
+    pub(crate) fn ordered(&self) -> usize {
+        self.classes.iter().map(|class| class.order.len()).sum()
+    }
+
     /// Bytes of the slab and the table, not of the eviction orders.
     pub(crate) fn allocated_bytes(&self) -> usize {
         self.slab.capacity() * size_of::<Option<Entry>>() + self.table.allocation_size()

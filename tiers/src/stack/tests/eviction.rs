@@ -259,27 +259,6 @@ async fn a_rank_that_runs_ahead_keeps_to_one_allowance() {
     assert_eq!(fixture.stack.shared.contexts.len(), 192, "those of the others");
 }
 
-/// Puts one part of each of `numbers`.
-fn put_part(
-    fixture: &Fixture,
-    namespace: &Arc<Namespace>,
-    numbers: &[u64],
-    part: u32,
-    parent: Option<u64>,
-) {
-    let packed = pack(numbers);
-    let hashes = Hashes::new(&packed, 32).unwrap();
-    let parent = parent.map(hash_of);
-    let offer = Offer { hashes, parts: &[part], checksums: &[], parent, lengths: &[] };
-    let mut batch = fixture.stack.put(namespace, offer).unwrap();
-    for (position, number) in (0..).zip(numbers) {
-        if batch.claims()[position as usize] == Claim::Wanted {
-            fixture.write(&mut batch, namespace, (position, *number), part).unwrap();
-        }
-    }
-    batch.finish();
-}
-
 #[tokio::test]
 async fn a_cold_pinned_block_does_not_change_who_leaves() {
     let (fixture, namespace) = small();
