@@ -324,6 +324,10 @@ impl Shared {
             if entry.payload.is_some() || entry.hottest().is_none() {
                 return;
             }
+            // Removed and put with other bytes meanwhile: this is not what the entry speaks of.
+            if entry.checksums != block.checksums || usize::try_from(entry.len) != Ok(block.len()) {
+                return;
+            }
             block.payload.set_owner(Map::owner(at, id));
             entry.payload = Some(block.payload.clone());
             // Not in the order: its age does not count in the extent yet.

@@ -1,7 +1,13 @@
 //! Colder tiers: promotion, faults, deadlines; each fault is a miss and nothing else breaks.
 
 use super::*;
-use crate::testing::{Fault, Faulty, MemoryStore};
+use crate::{
+    checksum::part_checksum,
+    dram::BlockWriter,
+    map::Location,
+    store::{BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    testing::{Fault, Faulty, MemoryStore},
+};
 
 struct Tiers {
     fixture: Fixture,
@@ -293,4 +299,79 @@ async fn a_map_full_of_colder_copies_refuses_instead_of_growing() {
     }
     assert_eq!(fixture.put(&namespace, &[1000]).unwrap(), 0);
     assert_eq!(fixture.stack.usage().index_blocks, 100);
+}
+
+/// Reads at once, and takes a second to say so.
+#[derive(Debug)]
+struct Late(MemoryStore);
+
+impl BlockStore for Late {
+    fn tier(&self) -> Tier {
+        self.0.tier()
+    }
+
+    fn put<'a>(&'a self, block: Outgoing) -> BoxFuture<'a, crate::error::Result<Location>> {
+        self.0.put(block)
+    }
+
+    fn get<'a>(
+        &'a self,
+        wanted: Wanted,
+        into: BlockWriter,
+    ) -> BoxFuture<'a, crate::error::Result<Load>> {
+        Box::pin(async move {
+            let load = self.0.get(wanted, into).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            load
+        })
+    }
+
+    fn remove<'a>(&'a self, wanted: Wanted) -> BoxFuture<'a, crate::error::Result<()>> {
+        self.0.remove(wanted)
+    }
+
+    fn usage(&self) -> StoreUsage {
+        self.0.usage()
+    }
+
+    fn close<'a>(&'a self) -> BoxFuture<'a, crate::error::Result<()>> {
+        self.0.close()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_from_before_a_removal_is_not_made_resident() {
+    let nvme: Arc<dyn BlockStore> = Arc::new(Late(MemoryStore::new(Tier::Nvme)));
+    let fixture = Fixture::new(MIB, vec![nvme]).unwrap();
+    let namespace = fixture.namespace("m", &[4096]).unwrap();
+    let put = |byte: u8| {
+        let data = vec![byte; 4096];
+        let checksum = part_checksum(namespace.id(), &hash_of(1), 0, 0, &data);
+        let mut batch = fixture.offer(&namespace, &[1], None).unwrap();
+        let piece = Piece { position: 0, part: 0, offset: 0, data: &data, checksum, part_bytes: 0 };
+        assert_eq!(batch.write(piece).unwrap(), Some(PutOutcome::Stored));
+    };
+    let demote_and_press = async || {
+        fixture.stack.demote(&namespace, hash_of(1), Tier::Nvme).await.unwrap();
+        for number in 1000..1256 {
+            fixture.put(&namespace, &[number]).unwrap();
+        }
+        let removed: Vec<u64> = (1000..1256).collect();
+        fixture.stack.remove(&namespace, Hashes::new(&pack(&removed), 32).unwrap()).await;
+    };
+    put(7);
+    demote_and_press().await;
+    let replace = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        fixture.stack.remove(&namespace, Hashes::new(&pack(&[1]), 32).unwrap()).await;
+        put(8);
+        demote_and_press().await;
+    };
+    let (early, ()) = tokio::join!(get(&fixture, &namespace, 1), replace);
+    // It was read before the removal, and is right.
+    assert!(matches!(early, Fetch::Hit(block) if block.part(0).unwrap().as_ref() == [7; 4096]));
+    let late = get(&fixture, &namespace, 1).await;
+    assert!(matches!(late, Fetch::Hit(block) if block.part(0).unwrap().as_ref() == [8; 4096]));
+    assert_eq!(fixture.stack.usage().corrupt, 0);
+    audit(&fixture);
 }
