@@ -14,6 +14,9 @@ use std::{
 
 use super::region::Extent;
 
+/// References to one slot. Far more would not fit into memory, unless they were leaked.
+const REFERENCES_MAX: u32 = u32::MAX / 2;
+
 /// Where slots go when the last reference to them is dropped.
 pub(crate) trait Home: fmt::Debug + Send + Sync {
     /// Takes the slot back. Called from destructors: must not block for long and must not panic.
@@ -300,7 +303,10 @@ impl Payload {
     fn add_reference(&self) {
         if let Some(count) = self.carve.count(self.slot) {
             // Relaxed: a new reference is only made from an existing one.
-            count.fetch_add(1, Ordering::Relaxed);
+            if count.fetch_add(1, Ordering::Relaxed) > REFERENCES_MAX {
+                // As `Arc` does: a count that wraps would free memory that is read.
+                std::process::abort();
+            }
         }
     }
 
