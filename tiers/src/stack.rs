@@ -229,8 +229,8 @@ impl Stack {
     /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
     ///
     /// # Errors
-    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block, or if the
-    /// positions go beyond 32 bits.
+    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block, if the
+    /// positions go beyond 32 bits, or for a name of more than 1024 bytes.
     pub fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
         self.shared.describe(namespace, chain)
     }

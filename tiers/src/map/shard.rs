@@ -1,6 +1,6 @@
 //! One shard of the map: entries, their eviction orders, their events. Always used under its lock.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use hashbrown::HashTable;
 
@@ -30,7 +30,8 @@ pub(crate) struct Described {
     pub(crate) parent: Option<crate::block::BlockHash>,
     pub(crate) position: u32,
     pub(crate) tokens: Box<[u32]>,
-    pub(crate) lora_name: Box<str>,
+    /// Shared by the blocks that were described together.
+    pub(crate) lora_name: Arc<str>,
 }
 
 /// What an eviction took out of dram. Dropping the payload gives the memory back: do it after the

@@ -325,4 +325,8 @@ async fn positions_beyond_the_range_are_refused() {
     assert_eq!(fixture.stack.describe(&namespace, chain(u32::MAX - 1)).unwrap(), 2);
     let error = fixture.stack.describe(&namespace, chain(u32::MAX)).unwrap_err();
     assert!(error.to_string().contains("position: 4294967295 given"), "{error}");
+    let long = "x".repeat(1025);
+    let named = Chain { lora_name: &long, ..chain(0) };
+    let error = fixture.stack.describe(&namespace, named).unwrap_err();
+    assert!(error.to_string().contains("lora_name: 1025 bytes given"), "{error}");
 }

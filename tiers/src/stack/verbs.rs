@@ -1,12 +1,13 @@
 //! The small verbs: touch, remove, describe, prefetch; and the accounts.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
 use super::Shared;
 use crate::{
     block::{BlockHash, Hashes},
     dram::Payload,
     error::{Error, Result},
+    limits::NAMESPACE_FIELD_BYTES_MAX,
     map::{Described, Hashed, removed},
     metrics::EvictReason,
     namespace::Namespace,
@@ -132,6 +133,13 @@ impl Shared {
                 chain.tokens.len()
             )));
         }
+        if chain.lora_name.len() > NAMESPACE_FIELD_BYTES_MAX {
+            return Err(Error::invalid(format!(
+                "lora_name: {} bytes given, 0 to {NAMESPACE_FIELD_BYTES_MAX} allowed",
+                chain.lora_name.len()
+            )));
+        }
+        let lora_name: Arc<str> = chain.lora_name.into();
         let blocks = u32::try_from(chain.hashes.len()).unwrap_or(u32::MAX);
         let position_max = u32::MAX.saturating_sub(blocks.saturating_sub(1));
         if chain.position > position_max {
@@ -150,7 +158,7 @@ impl Shared {
                 parent,
                 position,
                 tokens: own.into(),
-                lora_name: chain.lora_name.into(),
+                lora_name: Arc::clone(&lora_name),
             };
             described += u32::from(self.map.with(at, |shard| match shard.find(at) {
                 Some(id) => {
