@@ -36,7 +36,8 @@ pub enum TierEvent {
 pub enum Drained {
     /// What happened since the last drain, in order.
     Events(Vec<TierEvent>),
-    /// Forget what you knew of this shard: this is all that it holds, hottest tier first.
+    /// Forget what you knew of this shard: this is all that it holds. A block is named once for each
+    /// tier that has it, hot to cold.
     Resync(Vec<(BlockKey, Tier)>),
 }
 
@@ -45,16 +46,28 @@ pub enum Drained {
 pub(crate) struct EventRing {
     queue: VecDeque<TierEvent>,
     dirty: bool,
-    on: bool,
+    /// The feed that reads; 0 for none.
+    feed: u64,
 }
 
 impl EventRing {
-    pub(crate) fn switch(&mut self, on: bool) {
-        *self = Self { queue: VecDeque::new(), dirty: on, on };
+    /// Feeds are numbered in the order of their start: of two that start at once, the later one
+    /// gets all shards.
+    pub(crate) fn switch_on(&mut self, feed: u64) {
+        if feed > self.feed {
+            *self = Self { queue: VecDeque::new(), dirty: true, feed };
+        }
+    }
+
+    /// Does nothing if another feed has taken over.
+    pub(crate) fn switch_off(&mut self, feed: u64) {
+        if self.feed == feed {
+            *self = Self::default();
+        }
     }
 
     pub(crate) fn push(&mut self, event: TierEvent) {
-        if !self.on || self.dirty {
+        if self.feed == 0 || self.dirty {
             return;
         }
         if self.queue.len() >= SHARD_EVENTS_MAX {
@@ -65,8 +78,12 @@ impl EventRing {
         }
     }
 
-    /// `None` asks for a resync, which is answered from the shard under the same lock.
-    pub(crate) fn take(&mut self) -> Option<Vec<TierEvent>> {
+    /// `None` asks for a resync, which is answered from the shard under the same lock. A feed that
+    /// another has taken over from gets nothing and takes nothing away.
+    pub(crate) fn take(&mut self, feed: u64) -> Option<Vec<TierEvent>> {
+        if self.feed != feed {
+            return Some(Vec::new());
+        }
         if std::mem::take(&mut self.dirty) {
             return None;
         }
@@ -74,15 +91,16 @@ impl EventRing {
     }
 }
 
-/// The reading end. One at a time; switching off when dropped.
+/// The reading end. One at a time: the latest one is told, those before it are not any more.
 pub struct EventFeed {
     map: Arc<Map>,
+    number: u64,
 }
 
 impl EventFeed {
     pub(crate) fn new(map: Arc<Map>) -> Self {
-        map.switch_events(true);
-        Self { map }
+        let number = map.start_events();
+        Self { map, number }
     }
 
     /// How many shards there are.
@@ -97,13 +115,13 @@ impl EventFeed {
     /// A resync copies the keys of a whole shard under its lock.
     #[must_use]
     pub fn drain(&self, shard: usize) -> Drained {
-        self.map.drain_events(shard)
+        self.map.drain_events(shard, self.number)
     }
 }
 
 impl Drop for EventFeed {
     fn drop(&mut self) {
-        self.map.switch_events(false);
+        self.map.stop_events(self.number);
     }
 }
 

@@ -86,6 +86,7 @@ pub(crate) struct Shared {
     cadence: Cadence,
     costs: Costs,
     flights: SingleFlight,
+    demotions: SingleFlight,
     metrics: TierMetrics,
     index_blocks_max: usize,
     batches: AtomicU64,
@@ -121,6 +122,7 @@ impl Stack {
             cadence: Cadence::default(),
             costs: Costs::default(),
             flights: SingleFlight::default(),
+            demotions: SingleFlight::default(),
             metrics,
             index_blocks_max,
             batches: AtomicU64::new(1),
@@ -191,7 +193,8 @@ impl Stack {
         })
     }
 
-    /// Copies a dram block to a colder tier ahead of its eviction; false if either does not have it.
+    /// Copies a dram block to a colder tier ahead of its eviction, unless it is there; false if the
+    /// block is not in dram or there is no such tier.
     ///
     /// # Errors
     /// Those of the colder tier.
@@ -226,7 +229,8 @@ impl Stack {
     /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
     ///
     /// # Errors
-    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block.
+    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block, if the
+    /// positions go beyond 32 bits, or for a name of more than 1024 bytes.
     pub fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
         self.shared.describe(namespace, chain)
     }
@@ -243,7 +247,8 @@ impl Stack {
         self.shared.prefetch(namespace, hashes)
     }
 
-    /// Follows what becomes readable and what stops being so. One reader at a time.
+    /// Follows what becomes readable and what stops being so. One reader at a time:
+    /// the one before, if there still is one, is told nothing any more.
     #[must_use]
     pub fn subscribe(&self) -> EventFeed {
         EventFeed::new(Arc::clone(&self.shared.map))

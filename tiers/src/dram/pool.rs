@@ -35,7 +35,9 @@ pub(crate) struct Candidate {
     pub(crate) mean_age: u64,
     /// The number of the extent.
     pub(crate) extent: u32,
-    /// The map entries in it.
+    /// Slots of it that hold a block or are being written.
+    pub(crate) slots_used: usize,
+    /// The map entries in it; a slot that is being written, or that only a reader has, has none.
     pub(crate) owners: Vec<u64>,
 }
 
@@ -146,16 +148,25 @@ impl Pool {
         }
     }
 
-    /// The extent of any class but `slot_bytes` whose blocks were used least recently on average.
-    pub(crate) fn coldest_elsewhere(&self, slot_bytes: usize) -> Option<Candidate> {
+    /// The extent of any class but `slot_bytes` whose blocks were used least recently on average,
+    /// without those `passed_over`.
+    pub(crate) fn coldest_elsewhere(
+        &self,
+        slot_bytes: usize,
+        passed_over: &[u32],
+    ) -> Option<Candidate> {
         let state = self.state.lock();
-        let others = state.lent.iter().filter(|(_, lent)| lent.slot_bytes != slot_bytes);
-        let used = others.filter_map(|(extent, lent)| {
-            let blocks = u64::try_from(lent.slots.saturating_sub(lent.free.len())).ok()?;
-            Some((lent.view.ages().checked_div(blocks)?, *extent, lent))
+        let others = state.lent.iter().filter(|(extent, lent)| {
+            lent.slot_bytes != slot_bytes && !passed_over.contains(extent)
         });
-        let (mean_age, extent, coldest) = used.min_by_key(|(mean_age, ..)| *mean_age)?;
-        Some(Candidate { mean_age, extent, owners: coldest.view.owners() })
+        let used = others.filter_map(|(extent, lent)| {
+            let slots_used = lent.slots.saturating_sub(lent.free.len());
+            let mean_age = lent.view.ages().checked_div(u64::try_from(slots_used).ok()?)?;
+            Some((mean_age, *extent, slots_used, lent))
+        });
+        let (mean_age, extent, slots_used, coldest) =
+            used.min_by_key(|(mean_age, ..)| *mean_age)?;
+        Some(Candidate { mean_age, extent, slots_used, owners: coldest.view.owners() })
     }
 
     /// Whether a block of `slot_bytes` could have an extent without evicting anything.
@@ -163,6 +174,13 @@ impl Pool {
         let state = self.state.lock();
         let idle = |lent: &Lent| lent.slot_bytes != slot_bytes && lent.free.len() == lent.slots;
         !state.spare.is_empty() || state.lent.values().any(idle)
+    }
+
+    /// Sum of the ages that the extents account for.
+    #[cfg(test)]
+    pub(crate) fn ages(&self) -> u64 {
+        let state = self.state.lock();
+        state.lent.values().fold(0, |sum, lent| sum.wrapping_add(lent.view.ages()))
     }
 
     /// How many slot sizes borrow extents.
@@ -330,11 +348,13 @@ mod tests {
             block.set_owner(age);
             block.change_age(0, age);
         }
-        let coldest = pool.coldest_elsewhere(4096).unwrap();
-        assert_eq!(coldest.mean_age, 1);
+        let coldest = pool.coldest_elsewhere(4096, &[]).unwrap();
+        assert_eq!((coldest.mean_age, coldest.slots_used), (1, 2));
         assert_eq!(coldest.owners.len(), 2);
         assert!(coldest.owners.contains(&2));
-        assert!(pool.coldest_elsewhere(1 << 19).is_none());
+        let next = pool.coldest_elsewhere(4096, &[coldest.extent]).unwrap();
+        assert_eq!(next.mean_age, 20);
+        assert!(pool.coldest_elsewhere(1 << 19, &[]).is_none());
     }
 
     #[test]

@@ -62,6 +62,13 @@ impl StagedPart {
             Self::Absent(_) | Self::Done(..) => false,
         }
     }
+
+    pub(crate) fn is_claimed_by(&self, batch: BatchId) -> bool {
+        match self {
+            Self::Claimed(owner, _) => *owner == batch,
+            Self::Absent(_) | Self::Done(..) => false,
+        }
+    }
 }
 
 /// A block whose parts are arriving.
@@ -95,6 +102,14 @@ impl Staging {
         })
     }
 
+    /// The memory of the parts, but for those that are being written.
+    pub(crate) fn writers(&self) -> impl Iterator<Item = &BlockWriter> {
+        self.parts.iter().filter_map(|part| match part {
+            StagedPart::Absent(writer) | StagedPart::Claimed(_, writer) => writer.as_ref(),
+            StagedPart::Done(writer, _) => Some(writer),
+        })
+    }
+
     /// Puts the memory of the block under its parts; drops it if another batch was first.
     pub(crate) fn install(&mut self, writers: Vec<BlockWriter>) {
         if std::mem::replace(&mut self.has_memory, true) {
@@ -107,6 +122,13 @@ impl Staging {
             }
         }
     }
+}
+
+/// Bytes of memory that a block, sealed or in parts, occupies.
+pub(super) fn slot_bytes(payload: Option<&Payload>, staging: Option<&Staging>) -> u64 {
+    let sealed = payload.map(Payload::slot_bytes);
+    let bytes = sealed.or_else(|| Some(staging?.writers().next()?.slot_bytes()));
+    bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)
 }
 
 /// The block is in no eviction order.
@@ -127,7 +149,7 @@ pub(crate) struct Entry {
     pub(crate) checksums: Checksums,
     /// Where the nvme and the object tier have it.
     pub(crate) cold: [Option<Location>; 2],
-    /// The put context, while the block has not been read; 0 for none.
+    /// The put context that stored its first part, while the block has not been read; 0 for none.
     pub(crate) context: u32,
     /// Index of the eviction order it is in, within its shard.
     pub(crate) class: u16,
@@ -153,11 +175,25 @@ impl Entry {
 
     /// The hottest tier that has a readable copy.
     pub(crate) fn hottest(&self) -> Option<Tier> {
-        if self.payload.is_some() {
-            return Some(Tier::Dram);
-        }
-        let [nvme, object] = self.cold;
-        nvme.map(|_| Tier::Nvme).or(object.map(|_| Tier::Object))
+        self.tiers().next()
+    }
+
+    /// All tiers that have a readable copy, hot to cold.
+    pub(crate) fn tiers(&self) -> impl Iterator<Item = Tier> + use<> {
+        let [nvme, object] = self.cold.map(|location| location.is_some());
+        let has = [self.payload.is_some(), nvme, object];
+        Tier::ALL.into_iter().zip(has).filter_map(|(tier, has)| has.then_some(tier))
+    }
+
+    /// Bytes of memory that the block, or what there is of it, occupies.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        slot_bytes(self.payload.as_ref(), self.staging.as_deref())
+    }
+
+    /// The number of the arena extent that the block, or what there is of it, lies in.
+    pub(crate) fn extent(&self) -> Option<u32> {
+        let fragment = || Some(self.staging.as_ref()?.writers().next()?.extent());
+        self.payload.as_ref().map(Payload::extent).or_else(fragment)
     }
 
     /// Whether its dram memory may be taken: readable and read by nobody, or an abandoned fragment.

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+#[cfg(test)]
+pub(crate) use entry::NO_CLASS;
 pub(crate) use entry::{BatchId, Entry, StagedPart, Staging};
 pub use entry::{Checksums, Location};
 pub(crate) use shard::{Described, Evicted, Shard};
@@ -54,6 +56,8 @@ pub(crate) struct Map {
     seed: u64,
     clock: AtomicU64,
     blocks: AtomicUsize,
+    /// Feeds of events that there were.
+    feeds: AtomicU64,
 }
 
 impl Map {
@@ -63,6 +67,7 @@ impl Map {
             seed,
             clock: AtomicU64::new(1),
             blocks: AtomicUsize::new(0),
+            feeds: AtomicU64::new(0),
         }
     }
 
@@ -132,10 +137,11 @@ impl Map {
         }
     }
 
-    /// The coldest age among blocks of `slot_bytes` (any size if `None`) and its shard.
+    /// The coldest age among evictable blocks of `slot_bytes` (any size if `None`) and its shard.
     pub(crate) fn coldest(&self, slot_bytes: Option<usize>) -> Option<(u64, usize)> {
+        let now = self.ages(1);
         let ages = self.shards.iter().enumerate().filter_map(|(number, shard)| {
-            shard.lock().coldest(slot_bytes).map(|age| (age, number))
+            shard.lock().coldest(slot_bytes, now).map(|age| (age, number))
         });
         ages.min()
     }
@@ -165,16 +171,26 @@ impl Map {
         self.shards.iter().map(|shard| shard.lock().allocated_bytes()).sum()
     }
 
-    /// Switches events on or off in all shards.
-    pub(crate) fn switch_events(&self, on: bool) {
+    /// Switches events on in all shards, for a new feed whose number is returned.
+    pub(crate) fn start_events(&self) -> u64 {
+        // Relaxed: only uniqueness matters.
+        let feed = self.feeds.fetch_add(1, Ordering::Relaxed) + 1;
         for shard in &self.shards {
-            shard.lock().events.switch(on);
+            shard.lock().events.switch_on(feed);
+        }
+        feed
+    }
+
+    /// Switches events off where they are still on for `feed`.
+    pub(crate) fn stop_events(&self, feed: u64) {
+        for shard in &self.shards {
+            shard.lock().events.switch_off(feed);
         }
     }
 
-    /// Takes what one shard has to tell.
-    pub(crate) fn drain_events(&self, number: usize) -> Drained {
-        let drained = self.with_shard(number, |shard| match shard.events.take() {
+    /// Takes what one shard has to tell `feed`.
+    pub(crate) fn drain_events(&self, number: usize, feed: u64) -> Drained {
+        let drained = self.with_shard(number, |shard| match shard.events.take(feed) {
             Some(events) => Drained::Events(events),
             None => Drained::Resync(shard.readable()),
         });

@@ -1,12 +1,12 @@
 //! One shard of the map: entries, their eviction orders, their events. Always used under its lock.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use hashbrown::HashTable;
 
 use super::{
     Hashed, code_of,
-    entry::{Entry, NO_CLASS},
+    entry::{Entry, NO_CLASS, slot_bytes},
     removed,
 };
 use crate::{
@@ -30,7 +30,8 @@ pub(crate) struct Described {
     pub(crate) parent: Option<crate::block::BlockHash>,
     pub(crate) position: u32,
     pub(crate) tokens: Box<[u32]>,
-    pub(crate) lora_name: Box<str>,
+    /// Shared by the blocks that were described together.
+    pub(crate) lora_name: Arc<str>,
 }
 
 /// What an eviction took out of dram. Dropping the payload gives the memory back: do it after the
@@ -45,7 +46,14 @@ pub(crate) struct Evicted {
     /// Whether the entry has left the map, too (no colder copy).
     pub(crate) gone: bool,
     /// Held until dropped: parts of a fragment.
-    pub(crate) _fragment: Option<Box<super::Staging>>,
+    fragment: Option<Box<super::Staging>>,
+}
+
+impl Evicted {
+    /// Bytes of memory that the block, or what there was of it, occupied.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        slot_bytes(self.payload.as_ref(), self.fragment.as_deref())
+    }
 }
 
 /// One shard.
@@ -170,27 +178,56 @@ impl Shard {
         }
     }
 
-    /// The coldest age in the order of `slot_bytes`, or of all.
-    pub(crate) fn coldest(&mut self, slot_bytes: Option<usize>) -> Option<u64> {
-        let Self { classes, slab, .. } = self;
-        let wanted =
-            classes.iter_mut().filter(|class| slot_bytes.is_none_or(|b| b == class.slot_bytes));
-        let coldest = wanted.filter_map(|class| class.order.coldest());
-        coldest.filter_map(|id| slab.get(index(id))?.as_ref().map(|entry| entry.age)).min()
+    /// The age of the block that would leave next among those of `slot_bytes`, or of all.
+    pub(crate) fn coldest(&mut self, slot_bytes: Option<usize>, now: u64) -> Option<u64> {
+        self.next_to_leave(slot_bytes, now).map(|(age, _)| age)
     }
 
-    /// Takes the coldest evictable block of `slot_bytes` (any size if `None`) out of dram.
-    pub(crate) fn evict(&mut self, slot_bytes: Option<usize>, tag: u64) -> Option<Evicted> {
+    /// As [`coldest`](Self::coldest), with the class it is in.
+    fn next_to_leave(&mut self, slot_bytes: Option<usize>, now: u64) -> Option<(u64, usize)> {
+        let of_size = |class: &Class| slot_bytes.is_none_or(|bytes| bytes == class.slot_bytes);
+        (0..self.classes.len())
+            .filter_map(|class| {
+                self.classes.get(class).filter(|class| of_size(class))?;
+                Some((self.coldest_in(class, now)?, class))
+            })
+            .min()
+    }
+
+    /// The age of the coldest evictable block of a class. Colder ones that are pinned are in use:
+    /// they become the most recent, and are not passed over again by everybody who makes room.
+    fn coldest_in(&mut self, class: usize, now: u64) -> Option<u64> {
+        for _ in 0..self.classes.get(class)?.order.len() {
+            let id = self.classes.get_mut(class)?.order.coldest()?;
+            let entry = self.get(id)?;
+            if entry.is_evictable() {
+                return Some(entry.age);
+            }
+            self.touch(id, now);
+        }
+        None
+    }
+
+    /// Takes the coldest evictable block of `slot_bytes` out of dram.
+    pub(crate) fn evict(&mut self, slot_bytes: usize, now: u64) -> Option<Evicted> {
+        let (_, class) = self.next_to_leave(Some(slot_bytes), now)?;
+        self.evict_of(class, Entry::is_evictable)
+    }
+
+    /// Takes the coldest evictable block that no colder tier has out of the map.
+    pub(crate) fn evict_entry(&mut self, now: u64) -> Option<Evicted> {
+        let ages = (0..self.classes.len()).filter_map(|c| Some((self.coldest_in(c, now)?, c)));
+        let mut classes: Vec<(u64, usize)> = ages.collect();
+        classes.sort_unstable();
+        let alone = |entry: &Entry| entry.is_evictable() && entry.cold == [None, None];
+        classes.into_iter().find_map(|(_, class)| self.evict_of(class, alone))
+    }
+
+    fn evict_of(&mut self, class: usize, evictable: impl Fn(&Entry) -> bool) -> Option<Evicted> {
         let Self { classes, slab, .. } = self;
-        let id = classes
-            .iter_mut()
-            .filter(|class| slot_bytes.is_none_or(|bytes| bytes == class.slot_bytes))
-            .find_map(|class| {
-                class.order.evict(tag, &mut |id| {
-                    let entry = slab.get(index(id)).and_then(Option::as_ref);
-                    entry.is_some_and(Entry::is_evictable)
-                })
-            })?;
+        let id = classes.get_mut(class)?.order.evict(0, &mut |id| {
+            slab.get(index(id)).and_then(Option::as_ref).is_some_and(&evictable)
+        })?;
         if let Some(entry) = self.get_mut(id) {
             // The policy has let go of it already.
             entry.class = NO_CLASS;
@@ -201,11 +238,15 @@ impl Shard {
         self.take_from_dram(id)
     }
 
-    /// Takes the block `id` out of dram if it is evictable and lies in `extent`.
+    /// Whether the block `id`, or what there is of it, is evictable and lies in `extent`.
+    pub(crate) fn may_evict_from(&self, id: EntryId, extent: u32) -> bool {
+        let entry = self.get(id).filter(|entry| entry.extent() == Some(extent));
+        entry.is_some_and(Entry::is_evictable)
+    }
+
+    /// Takes the block `id` out of dram if it [may leave](Self::may_evict_from) `extent`.
     pub(crate) fn evict_from(&mut self, id: EntryId, extent: u32) -> Option<Evicted> {
-        let entry = self.get(id)?;
-        let is_there = entry.payload.as_ref().is_some_and(|payload| payload.extent() == extent);
-        if !is_there || !entry.is_evictable() {
+        if !self.may_evict_from(id, extent) {
             return None;
         }
         self.leave_order(id);
@@ -232,7 +273,7 @@ impl Shard {
         if gone {
             self.remove(at);
         }
-        Some(Evicted { key: at.key, len, context, payload, gone, _fragment: fragment })
+        Some(Evicted { key: at.key, len, context, payload, gone, fragment })
     }
 
     /// Attaches what is known of a block's place in its chain.
@@ -249,10 +290,22 @@ impl Shard {
         self.events.push(event);
     }
 
-    /// All readable blocks with their hottest tier.
+    /// All readable copies, those of one block from hot to cold.
     pub(crate) fn readable(&self) -> Vec<(BlockKey, Tier)> {
         let entries = self.slab.iter().flatten();
-        entries.filter_map(|entry| Some((entry.key, entry.hottest()?))).collect()
+        entries.flat_map(|entry| entry.tiers().map(|tier| (entry.key, tier))).collect()
+    }
+
+    /// All entries.
+    #[cfg(test)]
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (EntryId, &Entry)> {
+        (0..).zip(&self.slab).filter_map(|(id, entry)| Some((id, entry.as_ref()?)))
+    }
+
+    /// Entries that stand in an eviction order.
+    #[cfg(test)]
+    pub(crate) fn ordered(&self) -> usize {
+        self.classes.iter().map(|class| class.order.len()).sum()
     }
 
     /// Bytes of the slab and the table, not of the eviction orders.

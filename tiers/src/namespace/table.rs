@@ -28,6 +28,10 @@ use crate::{
 /// Hash algorithms that an attacker can collide; refused where a tenant is shared.
 const WEAK_ALGORITHMS: [&str; 4] = ["xxhash", "xxhash_cbor", "builtin", "murmur"];
 
+/// How many differing roots of one model are listed: each restart of an engine without a fixed seed
+/// brings another one, and each open says what it found.
+const ROOTS_LISTED_MAX: usize = 8;
+
 /// What a namespace holds and has been asked, for stats. Relaxed: nothing is decided by them.
 #[derive(Debug, Default)]
 pub struct NamespaceCounters {
@@ -148,7 +152,9 @@ pub struct RootMismatch {
     pub model: String,
     /// The engine they share.
     pub engine: String,
-    /// The roots seen, hex, shortened.
+    /// How many different roots were seen.
+    pub roots_seen: usize,
+    /// Some of them (at most eight), hex, shortened.
     pub roots: Vec<String>,
 }
 
@@ -156,12 +162,13 @@ impl fmt::Display for RootMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "clients of model {:?} on {} use {} different hash roots ({}) and can never share a \
+            "clients of model {:?} on {} use {} different hash roots ({}{}) and can never share a \
              block: give all of them one hash seed (vLLM: PYTHONHASHSEED) and hash algorithm",
             self.model,
             self.engine,
-            self.roots.len(),
-            self.roots.join(", ")
+            self.roots_seen,
+            self.roots.join(", "),
+            if self.roots_seen > self.roots.len() { ", .." } else { "" }
         )
     }
 }
@@ -196,7 +203,8 @@ impl Roots {
         (self.seen.len() > 1).then(|| RootMismatch {
             model: self.model.clone(),
             engine: self.engine.clone(),
-            roots: self.seen.iter().map(|root| short_hex(root)).collect(),
+            roots_seen: self.seen.len(),
+            roots: self.seen.iter().take(ROOTS_LISTED_MAX).map(|root| short_hex(root)).collect(),
         })
     }
 }
@@ -227,19 +235,19 @@ impl NamespaceTable {
         }
         let id = namespace_id(&self.secret, &spec);
         let mut interned = self.interned.write();
+        let index = interned.by_index.len();
+        if index >= NAMESPACES_MAX && !interned.by_id.contains_key(&id) {
+            return Err(Error::new(
+                ErrorKind::Exhausted { retry_after: Duration::from_secs(60) },
+                format!("namespaces: {index} are open, at most {NAMESPACES_MAX} allowed"),
+            ));
+        }
         let warnings = match &spec {
             NamespaceSpec::Engine(identity) => self.note_root(&mut interned, identity),
             NamespaceSpec::Opaque { .. } => Vec::new(),
         };
         if let Some(namespace) = interned.by_id.get(&id) {
             return Ok(Opened { namespace: Arc::clone(namespace), warnings, new: false });
-        }
-        let index = interned.by_index.len();
-        if index >= NAMESPACES_MAX {
-            return Err(Error::new(
-                ErrorKind::Exhausted { retry_after: Duration::from_secs(60) },
-                format!("namespaces: {index} are open, at most {NAMESPACES_MAX} allowed"),
-            ));
         }
         let namespace = Arc::new(Namespace {
             index: u32::try_from(index).unwrap_or(u32::MAX),

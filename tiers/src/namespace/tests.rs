@@ -175,3 +175,28 @@ fn parts_lie_one_behind_the_other() {
     assert_eq!((layout.range(0, 15), layout.range(1, 15)), (Some(0..10), Some(10..15)));
     assert_eq!((layout.range(1, 14), layout.range(2, 15)), (None, None));
 }
+
+#[test]
+fn many_roots_of_one_model_are_counted_but_not_all_listed() {
+    let table = table();
+    for root in 0..1000_u32 {
+        open(&table, Identity { hash_root: root.to_le_bytes().to_vec(), ..identity() });
+    }
+    let warnings = open(&table, identity()).warnings;
+    assert!(warnings[0].contains("use 1001 different hash roots"), "{warnings:?}");
+    assert!(warnings[0].len() < 1000, "{} bytes", warnings[0].len());
+}
+
+#[test]
+fn a_full_table_refuses_and_remembers_nothing() {
+    let table = table();
+    let numbered = |root: u32| Identity { model: format!("{root}"), ..identity() };
+    for number in 0..NAMESPACES_MAX {
+        open(&table, numbered(u32::try_from(number).unwrap()));
+    }
+    let more = NamespaceSpec::Engine(Box::new(numbered(u32::MAX)));
+    let error = table.open(more, false).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Exhausted { .. }), "{error}");
+    assert_eq!(table.interned.read().roots.len(), NAMESPACES_MAX);
+    assert!(!open(&table, numbered(0)).new, "what is open stays open");
+}

@@ -25,24 +25,16 @@ pub(super) fn claim_known(
         let same = entry.len == len && same_sums(&|part| entry.checksums.get(part));
         return if same { Claim::Duplicate } else { Claim::Differs };
     };
-    let of = |staging: &Staging, part: u32| match staging
-        .parts
-        .get(usize::try_from(part).unwrap_or(usize::MAX))
-    {
-        Some(StagedPart::Absent(_)) => None,
-        Some(StagedPart::Done(_, sum)) => Some(Some(*sum)),
-        Some(StagedPart::Claimed(..)) | None => Some(None),
-    };
     if entry.len != len {
         return Claim::Pending;
     }
-    let states: Vec<_> = parts.iter().map(|part| of(staging, *part)).collect();
-    if states.iter().all(Option::is_none) {
+    let part_of = |part: &u32| staging.parts.get(usize::try_from(*part).unwrap_or(usize::MAX));
+    if parts.iter().any(|part| part_of(part).is_none_or(StagedPart::is_claimed)) {
+        return Claim::Pending;
+    }
+    if parts.iter().any(|part| matches!(part_of(part), Some(StagedPart::Absent(_)))) {
         claim_parts(staging, id, parts);
         return Claim::Wanted;
-    }
-    if states.iter().any(|state| !matches!(state, Some(Some(_)))) {
-        return Claim::Pending;
     }
     let known = |part: usize| match staging.parts.get(part) {
         Some(StagedPart::Done(_, sum)) => Some(*sum),
@@ -51,14 +43,15 @@ pub(super) fn claim_known(
     if same_sums(&known) { Claim::Duplicate } else { Claim::Differs }
 }
 
-/// Claims those of `parts` that are absent.
+/// Claims `parts`, none of which is claimed. What a put that was cut short has left of them is
+/// written anew: nobody was told that it can be read.
 pub(super) fn claim_parts(staging: &mut Staging, id: BatchId, parts: &[u32]) {
     for part in parts {
         let part = usize::try_from(*part).unwrap_or(usize::MAX);
         if let Some(place) = staging.parts.get_mut(part) {
-            let writer = match place {
-                StagedPart::Absent(writer) => writer.take(),
-                StagedPart::Claimed(..) | StagedPart::Done(..) => continue,
+            let writer = match std::mem::replace(place, StagedPart::Absent(None)) {
+                StagedPart::Absent(writer) | StagedPart::Claimed(_, writer) => writer,
+                StagedPart::Done(writer, _) => Some(writer),
             };
             *place = StagedPart::Claimed(id, writer);
         }

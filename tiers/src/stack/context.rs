@@ -72,7 +72,8 @@ impl Contexts {
         let known = match parent {
             Parent::None => None,
             Parent::Present(context) => Some(context),
-            Parent::Absent(key) => table.by_tail.pop(&key),
+            // Stays there: each rank goes on behind the same block with a batch of its own.
+            Parent::Absent(key) => table.by_tail.get(&key).copied(),
         };
         let known = known.filter(|id| table.open.contains_key(id));
         let id = known.unwrap_or_else(|| table.next_id());
@@ -101,11 +102,12 @@ impl Contexts {
         }
     }
 
-    /// Whether the context may evict `bytes` more of others.
+    /// Whether the context may evict `bytes` more of others: within the allowance, and one block in
+    /// any case, or an arena with few places would keep its first blocks for ever.
     pub(crate) fn may_take(&self, id: ContextId, bytes: u64) -> bool {
         let table = self.table.lock();
         let taken = table.open.get(&id).map_or(0, |context| context.taken_bytes);
-        id == 0 || taken.saturating_add(bytes) <= self.allowance_bytes
+        id == 0 || taken == 0 || taken.saturating_add(bytes) <= self.allowance_bytes
     }
 
     /// The context has evicted `bytes` of others.

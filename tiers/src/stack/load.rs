@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
 
-use super::Shared;
+use super::{Shared, verbs::slot_bytes_of};
 use crate::{
     block::{BlockHash, BlockKey},
     checksum::part_checksum,
@@ -132,11 +132,26 @@ impl SingleFlight {
     }
 }
 
-/// Leaves a flight when dropped, also when the load was cancelled.
+/// Leaves a flight when dropped, also when the load was cancelled. It has the only reference of its
+/// reader, so that the last one to leave finds none but that of the table.
 struct Flight<'a> {
     flights: &'a SingleFlight,
     key: BlockKey,
     flight: Option<Arc<tokio::sync::Mutex<()>>>,
+}
+
+impl<'a> Flight<'a> {
+    fn join(flights: &'a SingleFlight, key: BlockKey) -> Self {
+        Self { flights, key, flight: Some(flights.join(key)) }
+    }
+
+    /// Waits for the turn of this reader.
+    async fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        match &self.flight {
+            Some(flight) => Some(flight.lock().await),
+            None => None,
+        }
+    }
 }
 
 impl Drop for Flight<'_> {
@@ -164,7 +179,7 @@ impl Shared {
                 };
                 return (read, None);
             };
-            let unread = (std::mem::take(&mut entry.context), entry.len);
+            let unread = std::mem::take(&mut entry.context);
             let block = Block {
                 namespace: Arc::clone(namespace),
                 payload,
@@ -173,8 +188,8 @@ impl Shared {
             };
             (Read::Dram(block), Some(unread))
         });
-        if let Some((context, len)) = unread {
-            self.read_or_gone(context, len);
+        if let (Read::Dram(block), Some(context)) = (&read, unread) {
+            self.read_or_gone(context, slot_bytes_of(&block.payload));
         }
         read
     }
@@ -215,10 +230,8 @@ impl Shared {
         at: Hashed,
         deadline: Instant,
     ) -> Fetch {
-        let shared = self.flights.join(at.key);
-        let flight =
-            Flight { flights: &self.flights, key: at.key, flight: Some(Arc::clone(&shared)) };
-        let Ok(turn) = timeout_at(deadline, shared.lock()).await else { return Fetch::Timeout };
+        let flight = Flight::join(&self.flights, at.key);
+        let Ok(turn) = timeout_at(deadline, flight.turn()).await else { return Fetch::Timeout };
         let fetch = match self.read(namespace, at) {
             Read::Dram(block) => self.verified(at, block, &[]),
             Read::Pending => Fetch::Pending,
@@ -226,7 +239,6 @@ impl Shared {
             Read::Cold => self.load_in_turn(namespace, at, deadline).await,
         };
         drop(turn);
-        drop(shared);
         drop(flight);
         fetch
     }
@@ -260,7 +272,10 @@ impl Shared {
                     if !block.is_right(&at.key.hash, &[]) {
                         self.metrics.corrupt(tier).inc();
                         self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
-                        self.forget(store.as_ref(), namespace, at, location).await;
+                        let forgotten = self.forget(store.as_ref(), namespace, at, location);
+                        if timeout_at(deadline, forgotten).await.is_err() {
+                            return Fetch::Timeout;
+                        }
                         worst = Fetch::Corrupt;
                         continue;
                     }
@@ -307,6 +322,10 @@ impl Shared {
             let Some(id) = shard.find(at) else { return };
             let Some(entry) = shard.get_mut(id) else { return };
             if entry.payload.is_some() || entry.hottest().is_none() {
+                return;
+            }
+            // Removed and put with other bytes meanwhile: this is not what the entry speaks of.
+            if entry.checksums != block.checksums || usize::try_from(entry.len) != Ok(block.len()) {
                 return;
             }
             block.payload.set_owner(Map::owner(at, id));
@@ -369,11 +388,18 @@ impl Shared {
             return Ok(false);
         };
         let at = self.map.hashed(namespace.index(), hash);
+        // One at a time for each block: a second copy would be on the tier and in no map.
+        let flight = Flight::join(&self.demotions, at.key);
+        let _turn = flight.turn().await;
         let block = self.map.with(at, |shard| {
-            let entry = shard.entry(at)?;
-            Some((entry.payload.clone()?, entry.checksums.clone()))
+            let entry = shard.get_mut(shard.find(at)?)?;
+            let is_there = entry.cold_mut(tier).is_some_and(|place| place.is_some());
+            Some((entry.payload.clone()?, entry.checksums.clone(), is_there))
         });
-        let Some((payload, checksums)) = block else { return Ok(false) };
+        let Some((payload, checksums, is_there)) = block else { return Ok(false) };
+        if is_there {
+            return Ok(true);
+        }
         let outgoing = Outgoing { namespace: Arc::clone(namespace), hash, payload, checksums };
         let payload = outgoing.payload.clone();
         let location = store.put(outgoing).await?;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Shared, load::PartBytes};
 use crate::{
     block::Hashes,
-    dram::Payload,
+    dram::{Payload, slot_bytes},
     evict::EntryId,
     map::{Entry, Hashed, Map, chunks},
     namespace::Namespace,
@@ -109,7 +109,11 @@ impl Shared {
         }
         let mut answer = builder.answer(asked);
         if let Some(bytes_max) = ask.pin_bytes_max {
-            self.pin(&mut answer, &keys, &found, bytes_max);
+            let in_dram = answer.runs.iter().take_while(|r| r.tier == Tier::Dram && !r.pending);
+            let head = in_dram.map(|run| run.end).last().unwrap_or(0);
+            let head = found.get(..usize::try_from(head).unwrap_or(0)).unwrap_or_default();
+            let head = within(head, bytes_max, namespace.layout().is_opaque());
+            self.pin(&mut answer, keys.get(..head).unwrap_or_default(), &found, bytes_max);
         }
         answer
     }
@@ -127,11 +131,8 @@ impl Shared {
         });
     }
 
-    /// Pins the head of the prefix that is in dram, and touches it tail first.
+    /// Pins what is still there of `keys`, up to `bytes_max`, and touches it tail first.
     fn pin(&self, answer: &mut Answer, keys: &[Hashed], found: &[Option<Found>], bytes_max: u64) {
-        let in_dram = answer.runs.iter().take_while(|run| run.tier == Tier::Dram && !run.pending);
-        let head = in_dram.map(|run| run.end).last().unwrap_or(0);
-        let keys = keys.get(..usize::try_from(head).unwrap_or(0)).unwrap_or_default();
         let age = self.map.ages(keys.len());
         let mut pins: Vec<Option<Pin>> = Vec::new();
         pins.resize_with(keys.len(), || None);
@@ -148,11 +149,11 @@ impl Shared {
         });
         // One that was evicted in between ends the head; the pins behind it are let go.
         let mut pinned = 0_u64;
-        let within = |pin: Pin| {
+        let fits = |pin: &Pin| {
             pinned = pinned.saturating_add(pin.bytes());
-            (pinned <= bytes_max).then_some(pin)
+            pinned <= bytes_max
         };
-        answer.pins = pins.into_iter().map_while(|pin| pin).map_while(within).collect();
+        answer.pins = pins.into_iter().map_while(|pin| pin).take_while(fits).collect();
         answer.pinned_bytes = answer.pins.iter().map(Pin::bytes).sum();
     }
 
@@ -181,6 +182,17 @@ impl Shared {
         });
         touched
     }
+}
+
+/// How many of the first blocks occupy at most `bytes_max` of memory together.
+fn within(found: &[Option<Found>], bytes_max: u64, any_length: bool) -> usize {
+    let mut bytes = 0_u64;
+    let fits = |found: &&Option<Found>| {
+        let slot = found.map_or(0, |found| slot_bytes(found.len, any_length));
+        bytes = bytes.saturating_add(u64::try_from(slot).unwrap_or(u64::MAX));
+        bytes <= bytes_max
+    };
+    found.iter().take_while(fits).count()
 }
 
 /// The age of a position within a list that is touched tail first.

@@ -146,7 +146,7 @@ impl PutBatch {
         let len = len.unwrap_or(self.namespace.layout().bytes_max());
         let claim = self.claim_here(at, len, sums, false).unwrap_or_else(|| {
             // Outside the lock: making room locks other shards.
-            let has_room = self.shared.make_index_room();
+            let has_room = self.shared.make_index_room(self.context);
             let added = if has_room { self.claim_here(at, len, sums, true) } else { None };
             added.unwrap_or(Claim::Refused)
         });
@@ -301,12 +301,16 @@ impl PutBatch {
         self.shared.map.with(at, |shard| {
             let id = shard.find(at)?;
             let staging = shard.get_mut(id)?.staging.as_mut()?;
+            // Memory of ours may have another length than what another batch has claimed since.
+            if !staging.parts.get(part)?.is_claimed_by(self.id) {
+                return None;
+            }
             if let Some(memory) = memory {
                 staging.install(memory);
             }
             match staging.parts.get_mut(part)? {
-                StagedPart::Claimed(owner, writer) if *owner == self.id => Some(writer.take()),
-                StagedPart::Claimed(..) | StagedPart::Absent(_) | StagedPart::Done(..) => None,
+                StagedPart::Claimed(_, writer) => Some(writer.take()),
+                StagedPart::Absent(_) | StagedPart::Done(..) => None,
             }
         })
     }
@@ -332,7 +336,10 @@ impl PutBatch {
                 self.stored = true;
                 self.part_done(piece.position, PutOutcome::Stored)
             }
-            Seal::Fragment => self.part_done(piece.position, PutOutcome::PartStored),
+            Seal::Fragment => {
+                self.stored = true;
+                self.part_done(piece.position, PutOutcome::PartStored)
+            }
         }
     }
 
@@ -353,30 +360,36 @@ impl PutBatch {
         let Some(id) = shard.find(at) else { return Seal::Gone };
         let Some(entry) = shard.get_mut(id) else { return Seal::Gone };
         let Some(staging) = entry.staging.as_mut() else { return Seal::Gone };
-        match staging.parts.get_mut(part) {
-            Some(place @ StagedPart::Claimed(..)) => *place = StagedPart::Done(writer, sum),
-            Some(StagedPart::Absent(_) | StagedPart::Done(..)) | None => return Seal::Gone,
+        // Another's claim is of a later entry, with other memory: the block was removed meanwhile.
+        match staging.parts.get_mut(part).filter(|place| place.is_claimed_by(self.id)) {
+            Some(place) => *place = StagedPart::Done(writer, sum),
+            None => return Seal::Gone,
+        }
+        if entry.context == 0 {
+            entry.context = self.context;
+            self.shared.contexts.hold(self.context);
         }
         let slot = slot_bytes(entry.len, self.namespace.layout().is_opaque());
         if !staging.is_complete() {
+            if let Some(writer) = staging.writers().next() {
+                writer.set_owner(Map::owner(at, id));
+            }
             shard.enter_order(id, slot, at.code);
+            shard.touch(id, self.shared.map.ages(1));
             return Seal::Fragment;
         }
         let joined = entry.staging.take().and_then(|staging| join(*staging, entry.len));
         let Some((payload, checksums)) = joined else {
             debug_assert!(false, "the parts of a block lie in one slot");
-            shard.remove(at);
-            self.shared.map.count(false);
+            self.shared.forget_unread(shard.remove(at));
             return Seal::Gone;
         };
         payload.set_owner(Map::owner(at, id));
         self.shared.count_readable(&self.namespace, &payload);
         entry.payload = Some(payload);
         entry.checksums = checksums;
-        entry.context = self.context;
         // The age that a fragment had is not in the extent's sum.
         entry.age = 0;
-        self.shared.contexts.hold(self.context);
         shard.enter_order(id, slot, at.code);
         shard.touch(id, self.shared.map.ages(1));
         shard.push(stored(at.key, Tier::Dram));
@@ -433,9 +446,7 @@ impl PutBatch {
             }
             if staging.is_empty() { shard.remove(at) } else { None }
         });
-        if gone.is_some() {
-            self.shared.map.count(false);
-        }
+        self.shared.forget_unread(gone);
     }
 
     /// Ends the batch: what it stored is touched tail first, what is still open is given up.

@@ -4,15 +4,16 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::{ContextId, Shared};
 use crate::{
-    dram::BlockWriter,
-    map::{Evicted, Map, Shard},
+    dram::{BlockWriter, Candidate},
+    limits::SHARDS,
+    map::{Entry, Evicted, Map, Shard},
     metrics::EvictReason,
 };
 
 /// How often a put may lose a freed slot to another before it is refused.
 const TRIES_MAX: usize = 64;
-/// How many extents of other sizes may turn out to be pinned before we give up.
-const RECLAIM_TRIES: usize = 4;
+/// How many extents of other sizes may turn out to be pinned, or being written, before we give up.
+const RECLAIM_TRIES: usize = 64;
 
 /// When to look whether another size has colder blocks. Looking visits all extents, so it is done
 /// once for an extent's worth of evictions; and again at once while it finds something, so that a
@@ -57,22 +58,26 @@ impl Shared {
     }
 
     /// Makes the map smaller by one block if it is full.
-    pub(crate) fn make_index_room(&self) -> bool {
+    ///
+    /// False: everything is pinned or on a colder tier, whose copy would be lost with its entry; or
+    /// `context` has taken its share, for which an entry counts as the part of dram that it stands
+    /// for.
+    pub(crate) fn make_index_room(&self, context: ContextId) -> bool {
         if self.map.len() < self.index_blocks_max {
             return true;
         }
-        let evicted = self
-            .map
-            .coldest(None)
-            .and_then(|(_, shard)| self.map.with_shard(shard, |shard| shard.evict(None, 0)))
-            .flatten();
-        match evicted {
-            Some(evicted) => {
-                self.settle(&evicted, EvictReason::Index);
-                true
-            }
-            None => false,
+        let entries = u64::try_from(self.index_blocks_max).unwrap_or(u64::MAX);
+        let share = self.pool.capacity_bytes() / entries;
+        if !self.contexts.may_take(context, share) {
+            return false;
         }
+        let now = self.map.ages(1);
+        let evict = |shard| self.map.with_shard(shard, |shard| shard.evict_entry(now)).flatten();
+        let coldest = self.map.coldest(None).and_then(|(_, shard)| evict(shard));
+        let Some(evicted) = coldest.or_else(|| (0..SHARDS).find_map(evict)) else { return false };
+        self.contexts.took(context, share.max(evicted.slot_bytes()));
+        self.settle(&evicted, EvictReason::Index);
+        true
     }
 
     /// Frees memory for a block of `slot_bytes`: its own size's coldest block, or another size's
@@ -95,53 +100,72 @@ impl Shared {
         if self.evict_in(coldest, slot_bytes, context) {
             return true;
         }
-        // Everything in that shard is pinned: any other one will do.
-        (0..crate::limits::SHARDS).any(|shard| self.evict_in(shard, slot_bytes, context))
+        // Others were faster, or pinned what was there: any other shard will do.
+        (0..SHARDS).any(|shard| self.evict_in(shard, slot_bytes, context))
     }
 
     fn evict_in(&self, shard: usize, slot_bytes: usize, context: ContextId) -> bool {
-        let evicted =
-            self.map.with_shard(shard, |shard| shard.evict(Some(slot_bytes), 0)).flatten();
+        let now = self.map.ages(1);
+        let evict = |shard: &mut Shard| shard.evict(slot_bytes, now);
+        let evicted = self.map.with_shard(shard, evict).flatten();
         let Some(evicted) = evicted else { return false };
         self.charge(context, &evicted);
         self.settle(&evicted, EvictReason::Capacity);
         true
     }
 
-    /// Empties the coldest extent of the other sizes, if it is colder than `own_age`.
+    /// Empties the coldest extent of the other sizes that can be emptied, if it is colder than
+    /// `own_age`.
     fn reclaim_elsewhere(
         &self,
         slot_bytes: usize,
         own_age: Option<u64>,
         context: ContextId,
     ) -> bool {
-        // Pinned blocks stay and make their extent look young: then the next coldest is tried.
-        for _ in 0..RECLAIM_TRIES {
-            let Some(candidate) = self.pool.coldest_elsewhere(slot_bytes) else { return false };
+        let mut passed_over = Vec::new();
+        while passed_over.len() < RECLAIM_TRIES {
+            let Some(candidate) = self.pool.coldest_elsewhere(slot_bytes, &passed_over) else {
+                return false;
+            };
             if own_age.is_some_and(|age| age <= candidate.mean_age) {
                 return false;
             }
-            for owner in candidate.owners {
-                let (shard, id) = Map::of_owner(owner);
-                let evict = |shard: &mut Shard| shard.evict_from(id, candidate.extent);
-                if let Some(evicted) = self.map.with_shard(shard, evict).flatten() {
-                    self.charge(context, &evicted);
-                    self.settle(&evicted, EvictReason::Reclaim);
+            if self.may_empty(&candidate) {
+                self.empty(&candidate, context);
+                if self.pool.has_idle(slot_bytes) {
+                    return true;
                 }
             }
-            if self.pool.has_idle(slot_bytes) {
-                return true;
-            }
+            passed_over.push(candidate.extent);
         }
         false
     }
 
-    fn charge(&self, context: ContextId, evicted: &Evicted) {
-        if evicted.context != context
-            && let Some(payload) = &evicted.payload
-        {
-            self.contexts.took(context, u64::try_from(payload.slot_bytes()).unwrap_or(0));
+    /// Whether all blocks of an extent may leave. If one may not, the others would leave for nothing.
+    fn may_empty(&self, candidate: &Candidate) -> bool {
+        candidate.owners.len() >= candidate.slots_used
+            && candidate.owners.iter().all(|owner| {
+                let (shard, id) = Map::of_owner(*owner);
+                let may = |shard: &mut Shard| shard.may_evict_from(id, candidate.extent);
+                self.map.with_shard(shard, may).unwrap_or(false)
+            })
+    }
+
+    fn empty(&self, candidate: &Candidate, context: ContextId) {
+        for owner in &candidate.owners {
+            let (shard, id) = Map::of_owner(*owner);
+            let evict = |shard: &mut Shard| shard.evict_from(id, candidate.extent);
+            if let Some(evicted) = self.map.with_shard(shard, evict).flatten() {
+                self.charge(context, &evicted);
+                self.settle(&evicted, EvictReason::Reclaim);
+            }
         }
+    }
+
+    /// Counts what `context` has evicted. Its own blocks count, too: leaving gives their memory back
+    /// to the account, but it is the context that has it again.
+    fn charge(&self, context: ContextId, evicted: &Evicted) {
+        self.contexts.took(context, evicted.slot_bytes());
     }
 
     /// Brings all accounts in order after a block has left dram. Its memory goes back when the
@@ -150,18 +174,26 @@ impl Shared {
         if evicted.gone {
             self.map.count(false);
         }
+        self.read_or_gone(evicted.context, evicted.slot_bytes());
         let Some(payload) = &evicted.payload else { return };
         self.count_evicted(payload, reason);
-        self.read_or_gone(evicted.context, evicted.len);
         if evicted.gone {
             self.count_gone(evicted.key.namespace, evicted.len);
         }
     }
 
-    /// A block of `context` was read, or has left.
-    pub(crate) fn read_or_gone(&self, context: ContextId, len: u32) {
+    /// A block of `context` was read, or it or what there was of it has left.
+    pub(crate) fn read_or_gone(&self, context: ContextId, slot_bytes: u64) {
         if context != 0 {
-            self.contexts.let_go(context, u64::from(len));
+            self.contexts.let_go(context, slot_bytes);
+        }
+    }
+
+    /// An entry that was never readable has left the map.
+    pub(crate) fn forget_unread(&self, entry: Option<Entry>) {
+        if let Some(entry) = entry {
+            self.map.count(false);
+            self.read_or_gone(entry.context, entry.slot_bytes());
         }
     }
 }

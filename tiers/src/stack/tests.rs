@@ -50,10 +50,74 @@ fn lease(fixture: &Fixture, namespace: &Namespace, numbers: &[u64]) -> Answer {
     look(fixture, namespace, numbers, Ask { sparse: false, pin_bytes_max: Some(u64::MAX) })
 }
 
+/// Puts one part of each of `numbers`.
+fn put_part(
+    fixture: &Fixture,
+    namespace: &Arc<Namespace>,
+    numbers: &[u64],
+    part: u32,
+    parent: Option<u64>,
+) {
+    let packed = pack(numbers);
+    let hashes = Hashes::new(&packed, 32).unwrap();
+    let parent = parent.map(hash_of);
+    let offer = Offer { hashes, parts: &[part], checksums: &[], parent, lengths: &[] };
+    let mut batch = fixture.stack.put(namespace, offer).unwrap();
+    for (position, number) in (0..).zip(numbers) {
+        if batch.claims()[position as usize] == Claim::Wanted {
+            fixture.write(&mut batch, namespace, (position, *number), part).unwrap();
+        }
+    }
+    batch.finish();
+}
+
+/// Every account says what a walk over the map finds. Only while nobody calls the stack.
+fn audit(fixture: &Fixture) {
+    let shared = &fixture.stack.shared;
+    let (mut entries, mut blocks, mut bytes, mut ages) = (0, 0, 0, 0_u64);
+    let mut of_namespace = std::collections::HashMap::<u32, (u64, u64)>::new();
+    for number in 0..crate::limits::SHARDS {
+        shared.map.with_shard(number, |shard| {
+            let mut ordered = 0;
+            for (id, entry) in shard.entries() {
+                let at = shared.map.hashed(entry.key.namespace, entry.key.hash);
+                assert_eq!(shard.find(at), Some(id), "an entry is found by its key");
+                let staged = entry.staging.as_ref().is_some_and(|staging| !staging.is_empty());
+                assert!(staged != entry.hottest().is_some(), "readable or arriving: {entry:?}");
+                let is_ordered = entry.class != crate::map::NO_CLASS;
+                assert!(is_ordered || entry.payload.is_none(), "can be evicted: {entry:?}");
+                ordered += usize::from(is_ordered);
+                entries += 1;
+                if let Some(payload) = &entry.payload {
+                    blocks += 1;
+                    bytes += payload.slot_bytes() as u64;
+                    ages = ages.wrapping_add(entry.age);
+                }
+                if entry.hottest().is_some() {
+                    let of = of_namespace.entry(entry.key.namespace).or_default();
+                    *of = (of.0 + 1, of.1 + u64::from(entry.len));
+                }
+            }
+            assert_eq!(shard.ordered(), ordered, "the orders hold what the entries say");
+        });
+    }
+    let usage = fixture.stack.usage();
+    assert_eq!((usage.index_blocks, usage.dram_blocks), (entries, blocks));
+    assert_eq!(shared.resident_bytes.load(Ordering::Relaxed), bytes);
+    assert_eq!(shared.pool.ages(), ages);
+    for namespace in fixture.namespaces.list() {
+        let counters = namespace.counters();
+        let counted = [&counters.blocks, &counters.bytes].map(|c| c.load(Ordering::Relaxed));
+        let (blocks, bytes) = of_namespace.remove(&namespace.index()).unwrap_or_default();
+        assert_eq!(counted, [blocks, bytes]);
+    }
+}
+
 /// Nothing is pinned, staged or under way.
 fn assert_quiet(fixture: &Fixture) {
     assert_eq!(fixture.stack.usage().staging_bytes, 0);
     assert_eq!(fixture.stack.shared.flights.len(), 0);
+    assert_eq!(fixture.stack.shared.demotions.len(), 0);
 }
 
 #[tokio::test]
@@ -232,4 +296,37 @@ async fn a_full_map_evicts_the_coldest_block_whatever_its_size() {
     }
     assert_eq!(fixture.stack.usage().index_blocks, 1000);
     assert!(!has(&fixture, &namespace, 499).await && has(&fixture, &namespace, 500).await);
+}
+
+#[tokio::test]
+async fn a_feed_that_replaces_another_is_not_switched_off_with_it() {
+    use crate::event::Drained;
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    let old = fixture.stack.subscribe();
+    let new = fixture.stack.subscribe();
+    let resynced = |feed: &EventFeed| {
+        (0..feed.shards()).filter(|s| matches!(feed.drain(*s), Drained::Resync(_))).count()
+    };
+    assert_eq!((resynced(&old), resynced(&new)), (0, new.shards()), "the latest one is told");
+    drop(old);
+    fixture.put(&namespace, &[1]).unwrap();
+    assert_eq!(drain(&new).len(), 1);
+}
+
+#[tokio::test]
+async fn positions_beyond_the_range_are_refused() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    fixture.put(&namespace, &[1, 2]).unwrap();
+    let packed = pack(&[1, 2]);
+    let hashes = Hashes::new(&packed, 32).unwrap();
+    let chain = |position| Chain { hashes, parent: None, position, tokens: &[], lora_name: "" };
+    assert_eq!(fixture.stack.describe(&namespace, chain(u32::MAX - 1)).unwrap(), 2);
+    let error = fixture.stack.describe(&namespace, chain(u32::MAX)).unwrap_err();
+    assert!(error.to_string().contains("position: 4294967295 given"), "{error}");
+    let long = "x".repeat(1025);
+    let named = Chain { lora_name: &long, ..chain(0) };
+    let error = fixture.stack.describe(&namespace, named).unwrap_err();
+    assert!(error.to_string().contains("lora_name: 1025 bytes given"), "{error}");
 }

@@ -1,12 +1,13 @@
 //! The small verbs: touch, remove, describe, prefetch; and the accounts.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
 use super::Shared;
 use crate::{
     block::{BlockHash, Hashes},
     dram::Payload,
     error::{Error, Result},
+    limits::NAMESPACE_FIELD_BYTES_MAX,
     map::{Described, Hashed, removed},
     metrics::EvictReason,
     namespace::Namespace,
@@ -90,23 +91,23 @@ impl Shared {
         let mut count = 0;
         for at in self.keys(namespace, hashes) {
             let Some(entry) = self.map.with(at, |shard| {
-                let entry = shard.entry(at)?;
-                if entry.payload.is_some() {
-                    shard.push(removed(at.key, Tier::Dram));
+                for tier in shard.entry(at)?.tiers() {
+                    shard.push(removed(at.key, tier));
                 }
                 shard.remove(at)
             }) else {
                 continue;
             };
-            self.map.count(false);
             if entry.hottest().is_none() {
+                self.forget_unread(Some(entry));
                 continue;
             }
+            self.map.count(false);
             count += 1;
             self.count_gone(at.key.namespace, entry.len);
             if let Some(payload) = &entry.payload {
                 self.count_evicted(payload, EvictReason::Removed);
-                self.read_or_gone(entry.context, entry.len);
+                self.read_or_gone(entry.context, entry.slot_bytes());
             }
             let cold = entry.cold;
             drop(entry);
@@ -132,17 +133,32 @@ impl Shared {
                 chain.tokens.len()
             )));
         }
+        if chain.lora_name.len() > NAMESPACE_FIELD_BYTES_MAX {
+            return Err(Error::invalid(format!(
+                "lora_name: {} bytes given, 0 to {NAMESPACE_FIELD_BYTES_MAX} allowed",
+                chain.lora_name.len()
+            )));
+        }
+        let lora_name: Arc<str> = chain.lora_name.into();
+        let blocks = u32::try_from(chain.hashes.len()).unwrap_or(u32::MAX);
+        let position_max = u32::MAX.saturating_sub(blocks.saturating_sub(1));
+        if chain.position > position_max {
+            return Err(Error::invalid(format!(
+                "position: {} given, 0 to {position_max} allowed for {blocks} blocks",
+                chain.position
+            )));
+        }
         let mut parent = chain.parent;
         let mut described = 0;
         let mut tokens = chain.tokens.chunks(per_block.max(1));
-        for (hash, position) in chain.hashes.iter().zip(chain.position..) {
+        for (hash, position) in chain.hashes.iter().zip(chain.position..=u32::MAX) {
             let at = self.map.hashed(namespace.index(), hash);
             let own = tokens.next().filter(|_| namespace.keeps_tokens()).unwrap_or_default();
             let described_block = Described {
                 parent,
                 position,
                 tokens: own.into(),
-                lora_name: chain.lora_name.into(),
+                lora_name: Arc::clone(&lora_name),
             };
             described += u32::from(self.map.with(at, |shard| match shard.find(at) {
                 Some(id) => {
@@ -236,6 +252,7 @@ impl Shared {
     }
 }
 
-fn slot_bytes_of(payload: &Payload) -> u64 {
+/// Bytes of memory that a block occupies.
+pub(super) fn slot_bytes_of(payload: &Payload) -> u64 {
     u64::try_from(payload.slot_bytes()).unwrap_or(0)
 }

@@ -14,6 +14,9 @@ use std::{
 
 use super::region::Extent;
 
+/// References to one slot. Far more would not fit into memory, unless they were leaked.
+const REFERENCES_MAX: u32 = u32::MAX / 2;
+
 /// Where slots go when the last reference to them is dropped.
 pub(crate) trait Home: fmt::Debug + Send + Sync {
     /// Takes the slot back. Called from destructors: must not block for long and must not panic.
@@ -63,6 +66,12 @@ impl Carve {
 
     fn owner(&self, slot: u32) -> Option<&AtomicU64> {
         self.owners.get(usize::try_from(slot).ok()?)
+    }
+
+    fn set_owner(&self, slot: u32, entry: u64) {
+        if let Some(owner) = self.owner(slot) {
+            owner.store(entry.wrapping_add(1), Ordering::Relaxed);
+        }
     }
 
     fn address(&self, slot: u32, offset: u32) -> NonNull<u8> {
@@ -207,6 +216,21 @@ impl BlockWriter {
         usize::try_from(self.len).unwrap_or(0)
     }
 
+    /// Bytes that the slot of the block occupies.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.carve.slot_bytes
+    }
+
+    /// The number of the extent it lies in.
+    pub(crate) fn extent(&self) -> u32 {
+        self.carve.extent.index()
+    }
+
+    /// Notes which map entry the block belongs to.
+    pub(crate) fn set_owner(&self, entry: u64) {
+        self.carve.set_owner(self.slot, entry);
+    }
+
     /// The bytes. Before they are written they are what an earlier block left behind.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
@@ -279,7 +303,10 @@ impl Payload {
     fn add_reference(&self) {
         if let Some(count) = self.carve.count(self.slot) {
             // Relaxed: a new reference is only made from an existing one.
-            count.fetch_add(1, Ordering::Relaxed);
+            if count.fetch_add(1, Ordering::Relaxed) > REFERENCES_MAX {
+                // As `Arc` does: a count that wraps would free memory that is read.
+                std::process::abort();
+            }
         }
     }
 
@@ -309,9 +336,7 @@ impl Payload {
 
     /// Notes which map entry the block belongs to.
     pub(crate) fn set_owner(&self, entry: u64) {
-        if let Some(owner) = self.carve.owner(self.slot) {
-            owner.store(entry.wrapping_add(1), Ordering::Relaxed);
-        }
+        self.carve.set_owner(self.slot, entry);
     }
 
     /// Notes that the block's last use moved from `before` to `after` (0: not in the map).

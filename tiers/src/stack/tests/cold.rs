@@ -1,7 +1,13 @@
 //! Colder tiers: promotion, faults, deadlines; each fault is a miss and nothing else breaks.
 
 use super::*;
-use crate::testing::{Fault, Faulty, MemoryStore};
+use crate::{
+    checksum::part_checksum,
+    dram::BlockWriter,
+    map::Location,
+    store::{BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    testing::{Fault, Faulty, MemoryStore},
+};
 
 struct Tiers {
     fixture: Fixture,
@@ -201,4 +207,171 @@ async fn a_cold_block_is_a_duplicate_and_is_not_under_lease() {
     let held = lease(&tiers.fixture, &tiers.namespace, &[1]);
     assert_eq!((held.prefix_blocks, held.pins.len()), (1, 0));
     assert_eq!(held.counts.to_array(), [0, 1, 0, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_gives_up_leaves_no_flight() {
+    let tiers = Tiers::with_cold_block().await;
+    tiers.nvme.plan(&[Fault::Hang]);
+    let first = Box::pin(tiers.get(1));
+    // The first one hangs in its load, the second waits for the first.
+    let waiting = tiers.fixture.stack.get(
+        &tiers.namespace,
+        hash_of(1),
+        &[],
+        Instant::now() + Duration::from_secs(1),
+    );
+    let give_up = Duration::from_secs(2);
+    let (first, second) = tokio::join!(tokio::time::timeout(give_up, first), waiting);
+    assert!(first.is_err() && matches!(second, Ok(Fetch::Timeout)));
+    assert_quiet(&tiers.fixture);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tier_that_hangs_when_told_to_forget_does_not_hold_up_a_read() {
+    let tiers = Tiers::with_cold_block().await;
+    tiers.nvme.plan(&[Fault::BitFlip(0), Fault::Hang]);
+    let fetch = tokio::time::timeout(Duration::from_secs(60), tiers.get(1)).await;
+    assert!(fetch.is_ok(), "the deadline was five seconds");
+    assert_quiet(&tiers.fixture);
+}
+
+#[tokio::test(start_paused = true)]
+async fn demoting_twice_makes_one_copy() {
+    let tiers = tiers();
+    tiers.fixture.put(&tiers.namespace, &[1]).unwrap();
+    tiers.nvme.plan(&[Fault::Slow(Duration::from_secs(1))]);
+    tokio::join!(tiers.demote(1, Tier::Nvme), tiers.demote(1, Tier::Nvme));
+    tiers.demote(1, Tier::Nvme).await;
+    assert_eq!(tiers.nvme.usage().blocks, 1, "a second copy would be known to nobody");
+    assert_quiet(&tiers.fixture);
+    let packed = pack(&[1]);
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    assert_eq!(tiers.nvme.usage().blocks, 0);
+}
+
+#[tokio::test]
+async fn removal_is_reported_for_every_tier() {
+    use crate::event::TierEvent::Removed;
+    let tiers = Tiers::with_cold_block().await;
+    let feed = tiers.fixture.stack.subscribe();
+    drain(&feed);
+    let packed = pack(&[1]);
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    let key = tiers.fixture.stack.shared.map.hashed(tiers.namespace.index(), hash_of(1)).key;
+    let expected = [Tier::Nvme, Tier::Object].map(|tier| Removed { key, tier });
+    assert_eq!(drain(&feed), expected);
+}
+
+#[tokio::test]
+async fn a_resync_tells_all_tiers_of_a_block() {
+    use crate::event::Drained;
+    let tiers = tiers();
+    tiers.fixture.put(&tiers.namespace, &[1]).unwrap();
+    tiers.demote(1, Tier::Nvme).await;
+    let feed = tiers.fixture.stack.subscribe();
+    let told = (0..feed.shards()).flat_map(|shard| match feed.drain(shard) {
+        Drained::Resync(blocks) => blocks,
+        Drained::Events(_) => panic!("the first drain is a resync"),
+    });
+    // Or the reader would take the later removal from dram for the end of the block.
+    let told: Vec<Tier> = told.map(|(_, tier)| tier).collect();
+    assert_eq!(told, [Tier::Dram, Tier::Nvme]);
+}
+
+#[tokio::test]
+async fn a_map_full_of_colder_copies_refuses_instead_of_growing() {
+    let nvme: Arc<dyn BlockStore> = Arc::new(MemoryStore::new(Tier::Nvme));
+    let fixture = Fixture::with_index(MIB, 100, vec![nvme]).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    for number in 0..300 {
+        fixture.put(&namespace, &[number]).unwrap();
+        if number < 90 {
+            fixture.stack.demote(&namespace, hash_of(number), Tier::Nvme).await.unwrap();
+        }
+        assert!(fixture.stack.usage().index_blocks <= 100, "after {number}");
+    }
+    for number in 0..90 {
+        assert!(has(&fixture, &namespace, number).await, "{number}");
+    }
+    for number in 90..300 {
+        fixture.stack.demote(&namespace, hash_of(number), Tier::Nvme).await.unwrap();
+    }
+    assert_eq!(fixture.put(&namespace, &[1000]).unwrap(), 0);
+    assert_eq!(fixture.stack.usage().index_blocks, 100);
+}
+
+/// Reads at once, and takes a second to say so.
+#[derive(Debug)]
+struct Late(MemoryStore);
+
+impl BlockStore for Late {
+    fn tier(&self) -> Tier {
+        self.0.tier()
+    }
+
+    fn put<'a>(&'a self, block: Outgoing) -> BoxFuture<'a, crate::error::Result<Location>> {
+        self.0.put(block)
+    }
+
+    fn get<'a>(
+        &'a self,
+        wanted: Wanted,
+        into: BlockWriter,
+    ) -> BoxFuture<'a, crate::error::Result<Load>> {
+        Box::pin(async move {
+            let load = self.0.get(wanted, into).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            load
+        })
+    }
+
+    fn remove<'a>(&'a self, wanted: Wanted) -> BoxFuture<'a, crate::error::Result<()>> {
+        self.0.remove(wanted)
+    }
+
+    fn usage(&self) -> StoreUsage {
+        self.0.usage()
+    }
+
+    fn close<'a>(&'a self) -> BoxFuture<'a, crate::error::Result<()>> {
+        self.0.close()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_load_from_before_a_removal_is_not_made_resident() {
+    let nvme: Arc<dyn BlockStore> = Arc::new(Late(MemoryStore::new(Tier::Nvme)));
+    let fixture = Fixture::new(MIB, vec![nvme]).unwrap();
+    let namespace = fixture.namespace("m", &[4096]).unwrap();
+    let put = |byte: u8| {
+        let data = vec![byte; 4096];
+        let checksum = part_checksum(namespace.id(), &hash_of(1), 0, 0, &data);
+        let mut batch = fixture.offer(&namespace, &[1], None).unwrap();
+        let piece = Piece { position: 0, part: 0, offset: 0, data: &data, checksum, part_bytes: 0 };
+        assert_eq!(batch.write(piece).unwrap(), Some(PutOutcome::Stored));
+    };
+    let demote_and_press = async || {
+        fixture.stack.demote(&namespace, hash_of(1), Tier::Nvme).await.unwrap();
+        for number in 1000..1256 {
+            fixture.put(&namespace, &[number]).unwrap();
+        }
+        let removed: Vec<u64> = (1000..1256).collect();
+        fixture.stack.remove(&namespace, Hashes::new(&pack(&removed), 32).unwrap()).await;
+    };
+    put(7);
+    demote_and_press().await;
+    let replace = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        fixture.stack.remove(&namespace, Hashes::new(&pack(&[1]), 32).unwrap()).await;
+        put(8);
+        demote_and_press().await;
+    };
+    let (early, ()) = tokio::join!(get(&fixture, &namespace, 1), replace);
+    // It was read before the removal, and is right.
+    assert!(matches!(early, Fetch::Hit(block) if block.part(0).unwrap().as_ref() == [7; 4096]));
+    let late = get(&fixture, &namespace, 1).await;
+    assert!(matches!(late, Fetch::Hit(block) if block.part(0).unwrap().as_ref() == [8; 4096]));
+    assert_eq!(fixture.stack.usage().corrupt, 0);
+    audit(&fixture);
 }

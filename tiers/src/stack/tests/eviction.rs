@@ -178,3 +178,199 @@ async fn free_memory_is_anybodys() {
     let context: Vec<u64> = (0..256).collect();
     assert_eq!(fixture.put(&namespace, &context).unwrap(), 256);
 }
+
+#[tokio::test]
+async fn ranks_that_put_apart_share_one_allowance() {
+    let (fixture, other) = small();
+    fill(&fixture, &other, 0..256);
+    let huge = fixture.namespace("huge", &[2048, 2048]).unwrap();
+    let context: Vec<u64> = (0..1280).collect();
+    let mut parent = None;
+    for piece in context.chunks(16) {
+        for part in [0, 1] {
+            put_part(&fixture, &huge, piece, part, parent);
+        }
+        parent = piece.last().copied();
+    }
+    let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
+    assert!(left >= 128, "{left} of 256 left");
+}
+
+#[tokio::test]
+async fn a_context_that_evicts_itself_gets_no_new_allowance() {
+    let (fixture, other) = small();
+    fill(&fixture, &other, 0..256);
+    let huge = fixture.namespace("huge", &[SLOT]).unwrap();
+    let numbers: Vec<u64> = (0..256).collect();
+    let mut parent = None;
+    for round in 1..12 {
+        // The others are in use: first the context's own blocks leave, then some of the others'.
+        fixture.stack.touch(&other, Hashes::new(&pack(&numbers), 32).unwrap());
+        let piece: Vec<u64> = (1000 * round..1000 * round + 32 * round).collect();
+        fixture.put_behind(&huge, &piece, parent).unwrap();
+        parent = piece.last().copied();
+    }
+    let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
+    assert!(left >= 192, "{left} of 256 left");
+}
+
+#[tokio::test]
+async fn reading_gives_back_all_that_was_taken() {
+    let fixture = Fixture::new(8 * MIB, Vec::new()).unwrap();
+    let other = fixture.namespace("other", &[8192]).unwrap();
+    fill(&fixture, &other, 0..1024);
+    // Blocks of 4160 bytes lie in slots of 8192: the allowance is 256 of them.
+    let huge = fixture.namespace("huge", &[4160]).unwrap();
+    let numbers: Vec<u64> = (0..1000).collect();
+    assert_eq!(fixture.put(&huge, &numbers[..300]).unwrap(), 256);
+    for number in 0..128 {
+        assert!(has(&fixture, &huge, number).await);
+    }
+    assert_eq!(fixture.put_behind(&huge, &numbers[256..], Some(255)).unwrap(), 128);
+}
+
+#[tokio::test]
+async fn blocks_longer_than_the_allowance_replace_one_another() {
+    let fixture = Fixture::new(MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[400 << 10]).unwrap();
+    fill(&fixture, &namespace, 0..5);
+}
+
+#[tokio::test]
+async fn a_rank_that_runs_ahead_keeps_to_one_allowance() {
+    let (fixture, other) = small();
+    fill(&fixture, &other, 0..256);
+    let huge = fixture.namespace("huge", &[2048, 2048]).unwrap();
+    let context: Vec<u64> = (0..1280).collect();
+    let mut parent = None;
+    for piece in context.chunks(16) {
+        put_part(&fixture, &huge, piece, 0, parent);
+        parent = piece.last().copied();
+    }
+    let left = (0..256).filter(|number| prefix(&fixture, &other, &[*number]) == 1).count();
+    assert_eq!(left, 192, "fragments are unread, too");
+    parent = None;
+    for piece in context.chunks(16) {
+        put_part(&fixture, &huge, piece, 1, parent);
+        parent = piece.last().copied();
+    }
+    assert_eq!(prefix(&fixture, &huge, &context), 64);
+    fixture.stack.remove(&huge, Hashes::new(&pack(&context), 32).unwrap()).await;
+    assert_eq!(fixture.stack.shared.contexts.len(), 192, "those of the others");
+}
+
+#[tokio::test]
+async fn a_cold_pinned_block_does_not_change_who_leaves() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..256);
+    let held = lease(&fixture, &namespace, &[0, 1, 2]);
+    // The pinned ones are the least recently used after this; the next to leave are 3 to 52.
+    let packed = pack(&(3..256).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>());
+    fixture.stack.touch(&namespace, Hashes::new(&packed, 32).unwrap());
+    fill(&fixture, &namespace, 1000..1050);
+    let left: Vec<u64> =
+        (0..256).filter(|number| prefix(&fixture, &namespace, &[*number]) == 1).collect();
+    let expected: Vec<u64> = (0..3).chain(53..256).collect();
+    assert_eq!(left, expected);
+    fixture.stack.unpin(held.pins);
+}
+
+#[tokio::test]
+async fn when_its_own_size_is_pinned_a_put_takes_from_another() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[SLOT]).unwrap();
+    let large = fixture.namespace("large", &[1 << 18]).unwrap();
+    fill(&fixture, &small, 0..768);
+    fill(&fixture, &large, 0..4);
+    let numbers: Vec<u64> = (0..4).collect();
+    let held = lease(&fixture, &large, &numbers);
+    // A look at the other size that finds nothing older there.
+    fill(&fixture, &small, 1000..1001);
+    fill(&fixture, &large, 10..14);
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_full_map_evicts_the_coldest_of_all_sizes() {
+    let fixture = Fixture::with_index(64 * MIB, 3000, Vec::new()).unwrap();
+    let (a, b) = (fixture.namespace("a", &[64]).unwrap(), fixture.namespace("b", &[128]).unwrap());
+    fill(&fixture, &a, 0..1500);
+    fill(&fixture, &b, 0..1500);
+    let numbers: Vec<u64> = (0..1500).collect();
+    fixture.stack.touch(&a, Hashes::new(&pack(&numbers), 32).unwrap());
+    fill(&fixture, &a, 2000..2500);
+    let left = |of| numbers.iter().filter(|n| prefix(&fixture, of, &[**n]) == 1).count();
+    assert_eq!((left(&a), left(&b)), (1500, 1000));
+}
+
+#[tokio::test]
+async fn claims_alone_do_not_empty_a_full_map() {
+    let fixture = Fixture::with_index(8 * MIB, 1000, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    fill(&fixture, &namespace, 0..1000);
+    let many: Vec<u64> = (5000..9000).collect();
+    let batch = fixture.offer(&namespace, &many, None).unwrap();
+    let refused = batch.claims().iter().filter(|claim| **claim == Claim::Refused).count();
+    drop(batch);
+    let left = (0..1000).filter(|number| prefix(&fixture, &namespace, &[*number]) == 1).count();
+    assert_eq!((left, refused), (750, 3750), "a quarter of the map is the allowance");
+}
+
+#[tokio::test]
+async fn a_cold_pinned_extent_does_not_keep_another_size_out() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[SLOT]).unwrap();
+    let large = fixture.namespace("large", &[1 << 19]).unwrap();
+    fill(&fixture, &small, 0..1024);
+    let held = lease(&fixture, &small, &[0]);
+    let others: Vec<u64> = (1..1024).rev().collect();
+    fixture.stack.touch(&small, Hashes::new(&pack(&others), 32).unwrap());
+    fill(&fixture, &large, 0..2);
+    assert_eq!(held.pins[0].contents().as_ref(), block_bytes(&small, 0, 0, 4096));
+    assert!(has(&fixture, &large, 0).await && has(&fixture, &large, 1).await);
+    assert!(small.counters().blocks.load(Ordering::Relaxed) >= 513, "nothing left for nothing");
+}
+
+#[tokio::test]
+async fn a_put_in_flight_does_not_keep_another_size_out() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[SLOT]).unwrap();
+    let large = fixture.namespace("large", &[1 << 19]).unwrap();
+    let odd = fixture.namespace("odd", &[100_000, 100_000]).unwrap();
+    let mut open = fixture.offer(&odd, &[1], None).unwrap();
+    fixture.write(&mut open, &odd, (0, 1), 0).unwrap();
+    fill(&fixture, &small, 0..768);
+    fill(&fixture, &large, 0..2);
+    assert!(has(&fixture, &large, 0).await && has(&fixture, &large, 1).await);
+    fixture.write(&mut open, &odd, (0, 1), 1).unwrap();
+    drop(open);
+    assert!(has(&fixture, &odd, 1).await);
+}
+
+#[tokio::test]
+async fn fragments_make_way_for_another_size() {
+    let fixture = Fixture::new(2 * MIB, Vec::new()).unwrap();
+    let small = fixture.namespace("small", &[2048, 2048]).unwrap();
+    let large = fixture.namespace("large", &[1 << 18]).unwrap();
+    for number in 0..512 {
+        let mut batch = fixture.offer(&small, &[number], None).unwrap();
+        fixture.write(&mut batch, &small, (0, number), 0).unwrap();
+        if number % 100 != 0 {
+            fixture.write(&mut batch, &small, (0, number), 1).unwrap();
+        }
+        batch.finish();
+    }
+    fill(&fixture, &large, 0..4);
+}
+
+#[tokio::test]
+async fn a_lease_touches_only_what_it_covers() {
+    let (fixture, namespace) = small();
+    fill(&fixture, &namespace, 0..256);
+    let ask = Ask { sparse: false, pin_bytes_max: Some(2 * 4096) };
+    let held = look(&fixture, &namespace, &[0, 1, 2, 3], ask);
+    assert_eq!(held.pins.len(), 2);
+    fill(&fixture, &namespace, 1000..1004);
+    let left = [0, 1, 2, 3, 4, 5, 6].map(|number| prefix(&fixture, &namespace, &[number]));
+    assert_eq!(left, [1, 1, 0, 0, 0, 0, 1]);
+}

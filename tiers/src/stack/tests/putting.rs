@@ -220,3 +220,42 @@ async fn opaque_values_have_their_own_lengths() {
     let batch = fixture.stack.put(&namespace, offer(&[8, 5000])).unwrap();
     assert_eq!(batch.claims(), [Claim::Differs, Claim::Duplicate]);
 }
+
+#[tokio::test]
+async fn a_put_that_was_cut_short_can_be_repeated() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[100, 100]).unwrap();
+    let mut batch = fixture.offer(&namespace, &[1], None).unwrap();
+    fixture.write(&mut batch, &namespace, (0, 1), 0).unwrap();
+    drop(batch);
+    // Nobody is putting it: the second try must not be told to wait for the first.
+    assert_eq!(fixture.put(&namespace, &[1]).unwrap(), 1);
+    assert!(has(&fixture, &namespace, 1).await);
+    assert_quiet(&fixture);
+}
+
+#[tokio::test]
+async fn a_part_from_before_a_removal_does_not_get_into_a_later_put() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[100, 100]).unwrap();
+    let bytes = block_bytes(&namespace, 1, 0, 100);
+    let checksum = part_checksum(namespace.id(), &hash_of(1), 0, 0, &bytes);
+    let half = |offset: u32| {
+        let data = &bytes[offset as usize..offset as usize + 50];
+        Piece { position: 0, part: 0, offset, data, checksum, part_bytes: 100 }
+    };
+    let mut old = fixture.offer(&namespace, &[1], None).unwrap();
+    assert_eq!(old.write(half(0)).unwrap(), None);
+    let packed = pack(&[1]);
+    fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await;
+    let mut new = fixture.offer(&namespace, &[1], None).unwrap();
+    fixture.write(&mut new, &namespace, (0, 1), 1).unwrap();
+    assert_eq!(old.write(half(50)).unwrap(), Some(PutOutcome::Refused));
+    drop(old);
+    assert!(matches!(get(&fixture, &namespace, 1).await, Fetch::Pending));
+    let stored = fixture.write(&mut new, &namespace, (0, 1), 0).unwrap();
+    assert_eq!(stored, Some(PutOutcome::Stored));
+    drop(new);
+    assert!(has(&fixture, &namespace, 1).await);
+    assert_quiet(&fixture);
+}
