@@ -16,6 +16,7 @@ mod drain;
 mod fake;
 mod harness;
 mod identity;
+mod memory;
 mod metrics;
 mod plan;
 mod put_get;
