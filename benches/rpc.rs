@@ -69,20 +69,14 @@ async fn main() {
 
 async fn open(client: &Client, model: &str, block_bytes: u32) -> Handle {
     let identity = Identity {
-        tenant: String::new(),
         model: model.into(),
-        weights: String::new(),
         engine: "bench".into(),
-        layout: String::new(),
         dtype: "bytes".into(),
         block_tokens: 16,
         parts: vec![PartSpec { group: 0, rank: 0, bytes: block_bytes }],
-        split: "none".into(),
         hash_algorithm: "blake3".into(),
         hash_bytes: 32,
-        hash_root: Vec::new(),
-        lora: Vec::new(),
-        cache_salt: Vec::new(),
+        ..Identity::default()
     };
     client.open(NamespaceSpec::Engine(Box::new(identity))).await.unwrap()
 }

@@ -27,20 +27,14 @@ fn status_bytes(server: &Server, field: &str) -> u64 {
 
 fn identity(model: &str, bytes: u32) -> NamespaceSpec {
     NamespaceSpec::Engine(Box::new(Identity {
-        tenant: String::new(),
         model: model.into(),
-        weights: String::new(),
         engine: "test".into(),
-        layout: String::new(),
         dtype: "bytes".into(),
         block_tokens: 16,
         parts: vec![PartSpec { group: 0, rank: 0, bytes }],
-        split: "none".into(),
         hash_algorithm: "blake3".into(),
         hash_bytes: 32,
-        hash_root: Vec::new(),
-        lora: Vec::new(),
-        cache_salt: Vec::new(),
+        ..Identity::default()
     }))
 }
 

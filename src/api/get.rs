@@ -66,6 +66,8 @@ struct GetCall {
     stop_at_miss: bool,
     deadline: Instant,
     found: BoxStream<'static, Found>,
+    /// What is touched at the end; none under a lease, whose release does that.
+    unleased: Option<(Arc<Namespace>, Bytes)>,
     position: u32,
     count: u32,
     packer: Packer,
@@ -77,7 +79,9 @@ impl GetCall {
         let count = namespace.hashes(&request.hashes, GET_BLOCKS_MAX, "hashes")?.len();
         let wait =
             period("deadline_ms", request.deadline_ms, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX)?;
-        if !request.lease_id.is_empty() {
+        let unleased =
+            request.lease_id.is_empty().then(|| (Arc::clone(&namespace), request.hashes.clone()));
+        if unleased.is_none() {
             let session = SessionId::read("session_id", &request.session_id)?;
             node.leases.check(session, LeaseId::read("lease_id", &request.lease_id)?)?;
         }
@@ -101,6 +105,7 @@ impl GetCall {
             stop_at_miss: request.stop_at_miss,
             deadline,
             found,
+            unleased,
             position: 0,
             count: convert::count(count),
             packer: Packer::default(),
@@ -114,6 +119,7 @@ impl GetCall {
                 return Ok(Some(message));
             }
             if self.position >= self.count {
+                self.touch()?;
                 self.packer.flush();
                 return Ok(self.packer.ready.pop_front());
             }
@@ -133,6 +139,14 @@ impl GetCall {
                 None => self.position = self.count,
             }
         }
+    }
+
+    /// Counts the whole request as used, tail first, once.
+    fn touch(&mut self) -> Result<()> {
+        if let Some((namespace, hashes)) = self.unleased.take() {
+            self.stack.touch(&namespace, Hashes::new(&hashes, namespace.hash_bytes())?);
+        }
+        Ok(())
     }
 
     fn take(&mut self, found: Found) -> Result<()> {

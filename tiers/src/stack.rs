@@ -169,7 +169,8 @@ impl Stack {
     }
 
     /// Reads a block: from dram, or from the hottest colder tier through dram. The parts named (all
-    /// if empty) are verified.
+    /// if empty) are verified. It does not count as a use: [`touch`](Self::touch) the whole request
+    /// when it is done, so that its leaves leave before their parents.
     ///
     /// # Errors
     /// `Invalid` for a part that the namespace does not declare. Everything else is a [`Fetch`].

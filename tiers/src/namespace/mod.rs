@@ -21,8 +21,9 @@ pub use encode::foreign_hash;
 pub use layout::{BlockLayout, PartSpec};
 pub use table::{Namespace, NamespaceCounters, NamespaceTable, Opened, RootMismatch};
 
-/// Everything that decides whether bytes are interchangeable.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Everything that decides whether bytes are interchangeable. The default is not valid: it has no
+/// parts and no names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Identity {
     /// Owner, from the authenticated identity of the client; never from a request field.
     pub tenant: String,

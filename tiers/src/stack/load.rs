@@ -163,12 +163,10 @@ impl Drop for Flight<'_> {
 }
 
 impl Shared {
-    /// Reads the map; a dram hit counts as a use.
+    /// Reads the map. Touches nothing: one block's use says nothing of the order of its chain.
     pub(super) fn read(&self, namespace: &Arc<Namespace>, at: Hashed) -> Read {
-        let age = self.map.ages(1);
         let (read, unread) = self.map.with(at, |shard| {
             let Some(id) = shard.find(at) else { return (Read::Absent, None) };
-            shard.touch(id, age);
             let Some(entry) = shard.get_mut(id) else { return (Read::Absent, None) };
             let Some(payload) = entry.payload.clone() else {
                 let claimed = entry.staging.as_ref().is_some_and(|staging| staging.has_claims());

@@ -7,7 +7,11 @@
 //! readable. A batch that ends, however it ends, gives up what it claimed and did not complete; a
 //! fragment whose other parts never come is evicted like any block.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{
     ContextId, Shared,
@@ -89,6 +93,8 @@ pub struct PutBatch {
     positions: Vec<Position>,
     claims: Vec<Claim>,
     open: HashMap<(u32, u32), Writing>,
+    /// (position, part) done, of positions whose other parts are missing.
+    done: HashSet<(u32, u32)>,
     retry_after: Option<Duration>,
     stored: bool,
 }
@@ -129,6 +135,7 @@ impl PutBatch {
             positions: Vec::with_capacity(offer.hashes.len()),
             claims: Vec::with_capacity(offer.hashes.len()),
             open: HashMap::new(),
+            done: HashSet::new(),
             retry_after: None,
             stored: false,
             parts,
@@ -256,6 +263,12 @@ impl PutBatch {
                 piece.part, piece.position, self.parts
             )));
         }
+        if self.done.contains(&(piece.position, piece.part)) {
+            return Err(Error::invalid(format!(
+                "part: {} given for index {}, which has come whole already",
+                piece.part, piece.position
+            )));
+        }
         let part = usize::try_from(piece.part).unwrap_or(usize::MAX);
         let lengths = self.namespace.layout().lengths(known.len);
         let declared = lengths.get(part).copied().unwrap_or(0);
@@ -326,6 +339,7 @@ impl PutBatch {
             self.settle(piece.position);
             return Some(PutOutcome::Corrupt);
         }
+        let slot = (piece.position, piece.part);
         let seal = self.shared.map.with(at, |shard| self.store_part(shard, at, part, writer, sum));
         match seal {
             Seal::Gone => {
@@ -334,19 +348,23 @@ impl PutBatch {
             }
             Seal::Readable => {
                 self.stored = true;
-                self.part_done(piece.position, PutOutcome::Stored)
+                self.part_done(slot, PutOutcome::Stored)
             }
             Seal::Fragment => {
                 self.stored = true;
-                self.part_done(piece.position, PutOutcome::PartStored)
+                self.part_done(slot, PutOutcome::PartStored)
             }
         }
     }
 
-    fn part_done(&mut self, position: u32, outcome: PutOutcome) -> Option<PutOutcome> {
-        let position = self.positions.get_mut(usize::try_from(position).ok()?)?;
+    fn part_done(&mut self, slot: (u32, u32), outcome: PutOutcome) -> Option<PutOutcome> {
+        let position = self.positions.get_mut(usize::try_from(slot.0).ok()?)?;
         position.left = position.left.saturating_sub(1);
-        (position.left == 0).then_some(outcome)
+        if position.left > 0 {
+            self.done.insert(slot);
+            return None;
+        }
+        Some(outcome)
     }
 
     fn store_part(

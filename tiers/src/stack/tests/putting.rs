@@ -259,3 +259,17 @@ async fn a_part_from_before_a_removal_does_not_get_into_a_later_put() {
     assert!(has(&fixture, &namespace, 1).await);
     assert_quiet(&fixture);
 }
+
+#[tokio::test]
+async fn a_part_that_comes_twice_is_named_and_the_other_still_completes_the_block() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64, 64]).unwrap();
+    let mut batch = fixture.offer(&namespace, &[1], None).unwrap();
+    assert_eq!(fixture.write(&mut batch, &namespace, (0, 1), 0).unwrap(), None);
+    let error = fixture.write(&mut batch, &namespace, (0, 1), 0).unwrap_err();
+    assert!(error.to_string().contains("part: 0 given for index 0, which has come"), "{error}");
+    let outcome = fixture.write(&mut batch, &namespace, (0, 1), 1).unwrap();
+    assert_eq!(outcome, Some(PutOutcome::Stored));
+    batch.finish();
+    assert!(has(&fixture, &namespace, 1).await);
+}
