@@ -108,10 +108,10 @@ pub async fn run(args: Args) -> Result<()> {
             return Err(Error::new(ErrorKind::Cancelled, "replay: stopped by SIGINT"));
         }
     };
-    let report = report.map_err(|error| match &mut server {
-        Some(server) => server.explain(error),
-        None => error,
-    })?;
+    let report = match (report, &mut server) {
+        (Err(error), Some(server)) => return Err(server.explain(error).await),
+        (report, _) => report?,
+    };
     if let Some(server) = server {
         server.stop().await?;
     }
