@@ -13,6 +13,9 @@ const MIB: usize = 1 << 20;
 pub const LOOKUP_HASHES_MAX: usize = 131_072;
 /// Blocks in one put offer: with their checksums the offer stays below the message limit.
 pub const PUT_BLOCKS_MAX: usize = 65_536;
+/// Parts in one message of a put: packed for 1 MiB, even parts of one byte are fewer. Decoded they
+/// take 5 MiB.
+pub const PUT_MESSAGE_PARTS_MAX: usize = 65_536;
 /// Blocks in one get.
 pub const GET_BLOCKS_MAX: usize = 65_536;
 /// The largest message read or written. The largest lookup (32-byte hashes) takes half of it.
