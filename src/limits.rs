@@ -23,6 +23,8 @@ pub const MESSAGE_BYTES_MAX: usize = 8 * MIB;
 /// Payload packed into one message of a get: large enough that framing does not matter, small enough
 /// that the first bytes leave early.
 pub const GET_MESSAGE_BYTES: usize = MIB;
+/// Parts packed into it: with their numbers and checksums, parts of one byte take thirty.
+pub const GET_MESSAGE_PARTS_MAX: usize = 65_536;
 /// Blocks of one get that load ahead of the reader. A reader that stalls holds no more than these.
 pub const GET_BLOCKS_AHEAD: usize = 4;
 
@@ -78,4 +80,7 @@ const _: () = assert!(
     "the largest offer of whole blocks must fit into a message"
 );
 const _: () = assert!(LOOKUP_HASHES_MAX >= 65_536, "a prompt of 1 M tokens must fit");
-const _: () = assert!(GET_MESSAGE_BYTES * 2 <= MESSAGE_BYTES_MAX, "packed messages must fit");
+const _: () = assert!(
+    GET_MESSAGE_BYTES * 2 + GET_MESSAGE_PARTS_MAX * 64 <= MESSAGE_BYTES_MAX,
+    "packed messages must fit"
+);
