@@ -42,6 +42,16 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections of all clients: engines open a few each, a cluster has hundreds of them.
 pub const CONNECTIONS_MAX: usize = 4096;
+/// Files that are open besides connections: arena, listeners, runtime, logs.
+pub const FILES_BESIDES_CONNECTIONS: usize = 1024;
+/// Longest time from a connection to the first bytes of HTTP/2; keepalive begins after them. What
+/// says less is a port scanner, or a peer that is gone.
+pub const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// Connections for pages: kubelet, some Prometheus servers, people.
+pub const HTTP_CONNECTIONS_MAX: usize = 512;
+/// Longest silence of such a connection: below the minute after which kubelet gives a node up, so
+/// that idle ones cannot keep probes out.
+pub const HTTP_SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Sessions of all clients.
 pub const SESSIONS_MAX: usize = 16_384;
