@@ -201,3 +201,18 @@ async fn leases_stop_at_the_sessions_bound_and_say_how_far_they_go() {
     assert_eq!((lease.blocks, lease.bytes), (10, 40_960));
     assert_eq!(wire.lookup_with_lease(0..20, TTL).await.unwrap().lease, None);
 }
+
+#[tokio::test]
+async fn connections_do_not_keep_probes_out_where_few_files_are_allowed() {
+    let server = Server::builder().dram("8MiB").open_files(128).start().await;
+    let mut open = Vec::new();
+    for _ in 0..300 {
+        open.push(tokio::net::TcpStream::connect(server.grpc()).await.unwrap());
+    }
+    wait_until("all are accepted", SERVER_WAIT, async || {
+        server.metric("kvstrata_connections").await == 300.0
+    })
+    .await;
+    drop(open);
+    server.stop(&[]).await;
+}
