@@ -61,7 +61,7 @@ async fn main() {
     let client = client.unwrap();
     let session = client.session("bench").await.unwrap();
     lookups(&client, &session).await;
-    transfers(&client, &session, &process).await;
+    Box::pin(transfers(&client, &session, &process)).await;
     memory(&client, &session, &process).await;
     drop((client, session));
     server.stop(&[]).await;
@@ -163,7 +163,8 @@ async fn transfers(client: &Client, session: &Session, process: &str) {
     for round in 0..ROUNDS {
         let handle = open(client, &format!("transfers {round}"), BLOCK_BYTES).await;
         let stored = put(&handle, session, 0..BLOCKS as u64, &value);
-        let puts = cost(process, async { assert_eq!(stored.await, BLOCKS as u64) }).await;
+        let stored = async { assert_eq!(stored.await, BLOCKS as u64) };
+        let puts = Box::pin(cost(process, stored)).await;
         let hashes = list(0..BLOCKS as u64);
         let gets = cost(process, async {
             let mut sink = Sink::default();
