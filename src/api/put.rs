@@ -154,6 +154,14 @@ impl OpenBatch {
     }
 }
 
+impl Drop for OpenBatch {
+    /// The watch ends a moment later; whoever is told of a failed put may offer again at once.
+    fn drop(&mut self) {
+        let claims = self.held.lock().claims.take();
+        drop(claims);
+    }
+}
+
 /// Gives claims up when their session ends or their client is silent, until they are `gone`.
 async fn watch(held: Arc<Mutex<Held>>, ended: CancellationToken, gone: CancellationToken) {
     let why = loop {
