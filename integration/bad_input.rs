@@ -3,8 +3,8 @@
 
 use bytes::Bytes;
 use kvstrata_proto::v1::{
-    LeaseRequest, LookupRequest, OpaqueNamespace, OpenRequest, Part, PutData, PutOffer, PutOutcome,
-    PutRequest, ReleaseRequest, RenewRequest, open_request, put_request,
+    LeaseRequest, LookupRequest, OpaqueNamespace, OpenRequest, Part, PartData, PutData, PutOffer,
+    PutOutcome, PutRequest, ReleaseRequest, RenewRequest, open_request, put_request,
 };
 use prost::Message;
 use tonic::{Code, Status, client::Grpc, codegen::http::uri::PathAndQuery, transport::Channel};
@@ -221,6 +221,56 @@ async fn a_namespace_with_many_problems_names_them_all() {
     let client = OpenRequest { instance: "x".repeat(257), ..open(namespace("m")) };
     let refused = stage.wire.client.open(client).await;
     expect(refused, Code::InvalidArgument, &["instance", "257", "0 to 256"]);
+    stage.end(&[]).await;
+}
+
+#[tokio::test]
+async fn an_error_with_more_to_say_than_a_header_holds_still_arrives() {
+    let mut stage = Stage::new().await;
+    let mut bad = namespace("m");
+    bad.parts = (0..1024).map(|rank| Part { group: 0, rank, bytes: 0 }).collect();
+    let refused = stage.wire.client.open(open(bad)).await;
+    expect(refused, Code::InvalidArgument, &["parts: (group 0, rank 0) has 0 bytes, 1 to "]);
+    let mut get = stage.wire.get_request([1]);
+    get.parts = vec![0; 1 << 20];
+    let refused = stage.wire.read(get, 1).await;
+    expect(refused, Code::InvalidArgument, &["parts: [0, 0, 0", " ..."]);
+    stage.end(&[]).await;
+}
+
+#[tokio::test]
+async fn what_was_stored_before_a_bad_part_is_counted() {
+    let mut stage = Stage::new().await;
+    let (good, stray) = (stage.wire.part(0, 1, payload(1)), stage.wire.part(9, 2, payload(2)));
+    let data = put_request::Message::Data(PutData { parts: vec![good, stray] });
+    let refused = stage.put(vec![Some(data)]).await;
+    expect(refused, Code::InvalidArgument, &["index", "9 given", "0 to 1"]);
+    assert_eq!(stage.wire.get(&[1]).await, [Some(payload(1))]);
+    let series = "kvstrata_put_blocks_total{outcome=\"stored\"}";
+    assert_eq!(stage.server.metric(series).await, 1.0);
+    assert_eq!(stage.server.metric("kvstrata_put_bytes_total").await, 4096.0);
+    stage.end(&[]).await;
+}
+
+/// The most memory that a process has used, in bytes.
+fn memory_peak(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    peak.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+#[tokio::test]
+async fn a_message_of_millions_of_parts_takes_no_more_memory_than_a_message() {
+    let mut stage = Stage::new().await;
+    let before = memory_peak(stage.server.process_id());
+    // Two bytes each on the wire, sixty-four in memory.
+    let parts = vec![PartData::default(); 4_000_000];
+    let data = put_request::Message::Data(PutData { parts });
+    let refused = stage.put(vec![Some(data)]).await;
+    expect(refused, Code::InvalidArgument, &["data.parts", "4000000 given", "0 to 65536"]);
+    let grown = memory_peak(stage.server.process_id()) - before;
+    // The arena of 64 MiB is touched meanwhile.
+    assert!(grown < (64 + 64) << 20, "grown by {} MiB", grown >> 20);
     stage.end(&[]).await;
 }
 

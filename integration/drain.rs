@@ -43,6 +43,8 @@ async fn a_drain_is_unready_first_tells_sessions_and_finishes_what_is_in_flight(
     assert_eq!(draining.grace_ms, 60_000);
 
     assert_eq!(late.open_session().await.unwrap_err().code(), tonic::Code::Unavailable);
+    let refused = "kvstrata_rpc_seconds_count{op=\"session\",outcome=\"unavailable\"}";
+    assert_eq!(server.metric(refused).await, 1.0);
     let lease = wire.lookup_with_lease([1], Duration::from_secs(1)).await;
     assert_eq!(lease.unwrap_err().code(), tonic::Code::Unavailable);
     assert_eq!(wire.get(&[1]).await, [Some(payload(1))], "reads go on");

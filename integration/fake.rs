@@ -33,6 +33,10 @@ pub(crate) enum Lie {
     ForgedByte,
     /// A lookup leases what it finds, and a get then has none of it.
     BrokenPromise,
+    /// Everything is taken, and no lookup finds it.
+    AlwaysMiss,
+    /// Everything is found without a lease, and a get then has none of it.
+    FoundAndGone,
     /// Every put meets other bytes under the same key.
     Differs,
     /// The first two blocks carry one another's bytes and checksums.
@@ -158,7 +162,7 @@ impl Store {
         let mut messages: Vec<_> = (0..)
             .zip(&hashes)
             .map(|(index, hash)| match self.block(hash, &parts) {
-                Some(_) if lie == Lie::BrokenPromise => Ok(miss(index)),
+                Some(_) if matches!(lie, Lie::BrokenPromise | Lie::FoundAndGone) => Ok(miss(index)),
                 Some(values) if index == 1 => Ok(data(index, lie.tamper(hash, values))),
                 Some(values) => Ok(data(index, values)),
                 None => Ok(miss(index)),
@@ -294,7 +298,8 @@ impl BlockCache for Store {
         }
         let request = request.into_inner();
         let hashes = split(&request.hashes);
-        let prefix = wire(hashes.iter().take_while(|hash| self.has(hash)).count());
+        let found = |hash: &&Bytes| self.lie() != Lie::AlwaysMiss && self.has(hash);
+        let prefix = wire(hashes.iter().take_while(found).count());
         let asked = wire(hashes.len());
         let off = u32::from(self.lie() == Lie::WrongSum);
         let counts =
@@ -303,7 +308,7 @@ impl BlockCache for Store {
             asked,
             prefix_blocks: prefix,
             counts: Some(counts),
-            lease: request.lease.map(|_| v1::Lease {
+            lease: request.lease.filter(|_| self.lie() != Lie::FoundAndGone).map(|_| v1::Lease {
                 lease_id: Bytes::from_static(&[2; 16]),
                 blocks: prefix,
                 ttl_ms: 30_000,
@@ -351,6 +356,9 @@ impl BlockCache for Store {
                     let key = (hashes[piece.index as usize].clone(), piece.part);
                     let mut values = values.lock().unwrap();
                     let (value, checksum) = values.entry(key).or_default();
+                    if piece.offset == 0 {
+                        value.clear();
+                    }
                     assert_eq!(piece.offset as usize, value.len());
                     *value = [value.as_ref(), piece.data.as_ref()].concat().into();
                     *checksum = piece.checksum;

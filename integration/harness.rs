@@ -30,6 +30,7 @@ const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     arguments: Vec<String>,
+    open_files: Option<u32>,
 }
 
 /// A running server.
@@ -59,10 +60,16 @@ impl Builder {
         self
     }
 
+    /// The soft limit of open files that it is started with.
+    pub(crate) fn open_files(mut self, count: u32) -> Self {
+        self.open_files = Some(count);
+        self
+    }
+
     /// Starts the process and waits until it serves.
     pub(crate) async fn start(self) -> Server {
         let configuration = tempfile::tempdir().unwrap();
-        let mut child = command(&configuration)
+        let mut child = limited(&configuration, self.open_files)
             .args(["serve", "--print-addresses"])
             .args(["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
             .args(self.arguments)
@@ -186,6 +193,24 @@ pub(crate) fn command(configuration: &tempfile::TempDir) -> Command {
     }
     command.env("XDG_CONFIG_HOME", configuration.path());
     command
+}
+
+/// [`command`], under a soft limit of open files if one is given.
+fn limited(configuration: &tempfile::TempDir, open_files: Option<u32>) -> Command {
+    let bare = command(configuration);
+    let Some(count) = open_files else { return bare };
+    let mut shell = Command::new("sh");
+    shell
+        .arg("-c")
+        .arg(format!("ulimit -Sn {count} && exec \"$0\" \"$@\""))
+        .arg(bare.get_program());
+    for (name, value) in bare.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell
 }
 
 impl Drop for Server {

@@ -181,6 +181,8 @@ fn every_lie_of_a_server_is_noticed() {
         (Lie::ForgedByte, "wrong bytes: "),
         (Lie::FlippedByte, "failed verification at the client: "),
         (Lie::BrokenPromise, "promised under a lease and not delivered: "),
+        (Lie::AlwaysMiss, "stored by the only client and not found"),
+        (Lie::FoundAndGone, "blocks found and gone, although nothing was evicted: "),
         (Lie::Differs, "duplicate_differs: "),
         (Lie::WrongSum, "broke the contract"),
         (Lie::ShortStream, "broke the contract"),
@@ -192,6 +194,16 @@ fn every_lie_of_a_server_is_noticed() {
         assert_eq!(ended.code, Some(1), "{lie:?}");
         assert!(ended.errors.contains(noticed), "{lie:?}: {}", ended.errors);
     }
+}
+
+#[test]
+fn a_server_that_always_misses_is_noticed_by_many_clients_too() {
+    let fake = Fake::start(Lie::AlwaysMiss);
+    let endpoint = fake.endpoint();
+    let arguments = ["--endpoint", &endpoint, "--block-bytes", "64B", "--requests", "4"];
+    let ended = replay(&sample(), &[arguments.as_slice(), &["--clients", "4"]].concat());
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.errors.contains("blocks stored again"), "{}", ended.errors);
 }
 
 #[test]

@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
-use kvstrata_proto::v1::{PutOutcome, ReleaseRequest, RenewRequest, StatsRequest, StatsResponse};
-use tonic::Code;
+use kvstrata_proto::v1::{
+    PutData, PutOutcome, PutRequest, ReleaseRequest, RenewRequest, StatsRequest, StatsResponse,
+    block_cache_client::BlockCacheClient, put_request,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, transport::Endpoint};
 
 use crate::{
     harness::{SERVER_WAIT, Server, wait_until},
@@ -74,6 +79,34 @@ async fn a_put_ends_with_its_session_although_its_stream_lives() {
     wait_nothing_left(&observer).await;
     let refused = wire.put_stream(wire.offer([1])).await.unwrap().wanted().await.unwrap_err();
     assert_eq!(refused.code(), Code::Aborted, "{refused}");
+}
+
+#[tokio::test]
+async fn a_put_whose_responses_nobody_reads_ends_with_its_session_too() {
+    let server = Server::builder().dram("64MiB").start().await;
+    let observer = Wire::without_session(&server, namespace("m")).await;
+    let mut wire = Wire::connect(&server, namespace("m")).await;
+    // Room for one byte of responses: the second one, that block 1 is here, waits for a reader.
+    let narrow = Endpoint::new(format!("http://{}", server.grpc())).unwrap();
+    let narrow = narrow.initial_stream_window_size(1).connect().await.unwrap();
+    let mut stuck = BlockCacheClient::new(narrow);
+    let (requests, receiver) = mpsc::channel(1);
+    let message = Some(put_request::Message::Offer(wire.offer([1, 2])));
+    requests.send(PutRequest { message }).await.unwrap();
+    let unread = stuck.put(ReceiverStream::new(receiver)).await.unwrap();
+    let parts = vec![wire.part(0, 1, payload(1))];
+    let message = Some(put_request::Message::Data(PutData { parts }));
+    requests.send(PutRequest { message }).await.unwrap();
+    let counts = async || {
+        let found = observer.client.clone().lookup(observer.lookup_request([1, 2])).await;
+        let counts = found.unwrap().into_inner().counts.unwrap();
+        (counts.dram, counts.pending, counts.miss)
+    };
+    wait_until("half is stored", SERVER_WAIT, async || counts().await == (1, 1, 0)).await;
+    wire.events = None;
+    let limit = Duration::from_secs(10);
+    wait_until("the rest is given up", limit, async || counts().await == (1, 0, 1)).await;
+    drop((unread, requests));
 }
 
 #[tokio::test]
@@ -167,4 +200,19 @@ async fn leases_stop_at_the_sessions_bound_and_say_how_far_they_go() {
     let lease = wire.lookup_with_lease(0..20, TTL).await.unwrap().lease.unwrap();
     assert_eq!((lease.blocks, lease.bytes), (10, 40_960));
     assert_eq!(wire.lookup_with_lease(0..20, TTL).await.unwrap().lease, None);
+}
+
+#[tokio::test]
+async fn connections_do_not_keep_probes_out_where_few_files_are_allowed() {
+    let server = Server::builder().dram("8MiB").open_files(128).start().await;
+    let mut open = Vec::new();
+    for _ in 0..300 {
+        open.push(tokio::net::TcpStream::connect(server.grpc()).await.unwrap());
+    }
+    wait_until("all are accepted", SERVER_WAIT, async || {
+        server.metric("kvstrata_connections").await == 300.0
+    })
+    .await;
+    drop(open);
+    server.stop(&[]).await;
 }

@@ -3,7 +3,7 @@
 //! Liveness says only that the process answers: it never depends on a peer, a tier or the load,
 //! because a restart heals none of those. Readiness says whether to send work here.
 
-use std::sync::Arc;
+use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
@@ -11,10 +11,15 @@ use axum::{
     http::{StatusCode, header},
     response::IntoResponse,
     routing::get,
+    serve::Listener,
 };
 use prometheus_client::{encoding::text, registry::Registry};
+use tokio::net::TcpListener;
 
-use crate::readiness::{Readiness, Status};
+use crate::{
+    api::incoming::{Acceptor, Connection},
+    readiness::{Readiness, Status},
+};
 
 /// The OpenMetrics content type.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -38,6 +43,31 @@ pub fn router(
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Pages { readiness, registry, refresh: Arc::new(refresh) })
+}
+
+/// Where readers of pages come in, see [`Acceptor::of_pages`].
+#[derive(Debug)]
+pub struct PageListener(Acceptor);
+
+impl PageListener {
+    /// Accepts from `listener`.
+    #[must_use]
+    pub fn new(listener: TcpListener) -> Self {
+        Self(Acceptor::of_pages(listener))
+    }
+}
+
+impl Listener for PageListener {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        self.0.next_reader().await
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
 }
 
 async fn readyz(State(pages): State<Pages>) -> impl IntoResponse {

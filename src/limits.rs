@@ -13,6 +13,9 @@ const MIB: usize = 1 << 20;
 pub const LOOKUP_HASHES_MAX: usize = 131_072;
 /// Blocks in one put offer: with their checksums the offer stays below the message limit.
 pub const PUT_BLOCKS_MAX: usize = 65_536;
+/// Parts in one message of a put: packed for 1 MiB, even parts of one byte are fewer. Decoded they
+/// take 5 MiB.
+pub const PUT_MESSAGE_PARTS_MAX: usize = 65_536;
 /// Blocks in one get.
 pub const GET_BLOCKS_MAX: usize = 65_536;
 /// The largest message read or written. The largest lookup (32-byte hashes) takes half of it.
@@ -20,6 +23,8 @@ pub const MESSAGE_BYTES_MAX: usize = 8 * MIB;
 /// Payload packed into one message of a get: large enough that framing does not matter, small enough
 /// that the first bytes leave early.
 pub const GET_MESSAGE_BYTES: usize = MIB;
+/// Parts packed into it: with their numbers and checksums, parts of one byte take thirty.
+pub const GET_MESSAGE_PARTS_MAX: usize = 65_536;
 /// Blocks of one get that load ahead of the reader. A reader that stalls holds no more than these.
 pub const GET_BLOCKS_AHEAD: usize = 4;
 
@@ -37,6 +42,16 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections of all clients: engines open a few each, a cluster has hundreds of them.
 pub const CONNECTIONS_MAX: usize = 4096;
+/// Files that are open besides connections: arena, listeners, runtime, logs.
+pub const FILES_BESIDES_CONNECTIONS: usize = 1024;
+/// Longest time from a connection to the first bytes of HTTP/2; keepalive begins after them. What
+/// says less is a port scanner, or a peer that is gone.
+pub const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// Connections for pages: kubelet, some Prometheus servers, people.
+pub const HTTP_CONNECTIONS_MAX: usize = 512;
+/// Longest silence of such a connection: below the minute after which kubelet gives a node up, so
+/// that idle ones cannot keep probes out.
+pub const HTTP_SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// Sessions of all clients.
 pub const SESSIONS_MAX: usize = 16_384;
@@ -75,4 +90,7 @@ const _: () = assert!(
     "the largest offer of whole blocks must fit into a message"
 );
 const _: () = assert!(LOOKUP_HASHES_MAX >= 65_536, "a prompt of 1 M tokens must fit");
-const _: () = assert!(GET_MESSAGE_BYTES * 2 <= MESSAGE_BYTES_MAX, "packed messages must fit");
+const _: () = assert!(
+    GET_MESSAGE_BYTES * 2 + GET_MESSAGE_PARTS_MAX * 64 <= MESSAGE_BYTES_MAX,
+    "packed messages must fit"
+);

@@ -249,6 +249,7 @@ impl Server {
         let stop = tasks.stop_token();
         tasks.spawn_critical("http", async move {
             let stopped = stop.clone().cancelled_owned();
+            let listener = http::PageListener::new(listener);
             let serving = axum::serve(listener, pages).with_graceful_shutdown(stopped);
             if let Err(why) = serving.await {
                 error!(error = %why, "HTTP listener failed");

@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, time::Instant};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
-use super::{Calls, Node, Observed, convert, get, put, stats, status, tenant_of};
+use super::{Calls, Node, Observed, convert, get, put, stats, tenant_of};
 use crate::{
     id::{LeaseId, SessionId},
     lease::Reservation,
@@ -62,9 +62,10 @@ impl BlockCache for BlockService {
         &self,
         request: Request<wire::SessionRequest>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let events =
-            self.node.session(request.into_inner()).map_err(|why| status::from_error(&why))?;
-        Ok(Response::new(self.calls.stream(Op::Session, events)))
+        match self.node.session(request.into_inner()) {
+            Ok(events) => Ok(Response::new(self.calls.stream(Op::Session, events))),
+            Err(why) => self.calls.unary(Op::Session, async { Err(why) }).await,
+        }
     }
 
     async fn lookup(

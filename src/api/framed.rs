@@ -3,7 +3,7 @@
 //! The stock encoder copies a message into one buffer that it grows step by step, two to three copies
 //! of every payload. Here a message is its small fields as one piece of the HTTP/2 body and each large
 //! payload as another, which is the same sequence of bytes on the wire (tested against the stock
-//! encoder). Everything but the framing of `Get` is the generated service's.
+//! encoder). Everything but the framing of `Get` and the codec of `Put` is the generated service's.
 
 use std::{
     collections::VecDeque,
@@ -31,15 +31,22 @@ use tonic::{
     codec::{BufferSettings, Streaming},
     codegen::{Service, http},
     metadata::MetadataMap,
-    server::NamedService,
+    server::{Grpc, NamedService},
 };
 use tonic_prost::ProstCodec;
 
-use super::{Calls, Node, Observed, blocks::BlockService, status};
+use super::{
+    Calls, Node, Observed,
+    blocks::BlockService,
+    bounded::{PutCodec, Puts},
+    status,
+};
 use crate::limits::MESSAGE_BYTES_MAX;
 
 /// The path of the one call that is framed here.
 const GET_PATH: &str = "/kvstrata.v1.BlockCache/Get";
+/// The path of the call with a codec of ours.
+const PUT_PATH: &str = "/kvstrata.v1.BlockCache/Put";
 /// Payloads below this are copied into the piece around them: a frame of their own costs more.
 const PIECE_BYTES_MIN: usize = 16 * 1024;
 /// The gRPC prefix of a message: a flag and its length.
@@ -78,10 +85,12 @@ impl Service<http::Request<Body>> for Framed {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        if request.uri().path() != GET_PATH {
-            return self.stock.call(request);
-        }
         let blocks = self.blocks.clone();
+        match request.uri().path() {
+            GET_PATH => {}
+            PUT_PATH => return async move { Ok(put(blocks, request).await) }.boxed(),
+            _ => return self.stock.call(request),
+        }
         async move {
             Ok(match get(blocks, request).await {
                 Ok(items) => response(items),
@@ -90,6 +99,12 @@ impl Service<http::Request<Body>> for Framed {
         }
         .boxed()
     }
+}
+
+async fn put(blocks: BlockService, request: http::Request<Body>) -> http::Response<Body> {
+    let (most, codec) = (Some(MESSAGE_BYTES_MAX), PutCodec);
+    let mut grpc = Grpc::new(codec).apply_max_message_size_config(most, most);
+    grpc.streaming(Puts(blocks), request).await
 }
 
 async fn get(

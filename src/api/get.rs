@@ -26,7 +26,8 @@ use super::{Node, convert, period, status};
 use crate::{
     id::{LeaseId, SessionId},
     limits::{
-        GET_BLOCKS_AHEAD, GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX, GET_MESSAGE_BYTES,
+        GET_BLOCKS_AHEAD, GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX,
+        GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX,
     },
     metrics::{Missed, ServerMetrics},
 };
@@ -249,7 +250,8 @@ impl Packer {
 
     /// Adds a part: whole if it fits into a message, in pieces otherwise.
     fn push_part(&mut self, mut part: wire::PartData) {
-        if self.bytes.saturating_add(part.data.len()) > GET_MESSAGE_BYTES {
+        let full = self.parts.len() >= GET_MESSAGE_PARTS_MAX;
+        if full || self.bytes.saturating_add(part.data.len()) > GET_MESSAGE_BYTES {
             self.flush_parts();
         }
         while part.data.len() > GET_MESSAGE_BYTES {
@@ -367,6 +369,15 @@ mod tests {
             vec![(1, 2 * mib, 5), (2, 0, 10)],
         ];
         assert_eq!(messages(&mut packer), expected);
+    }
+
+    #[test]
+    fn the_tiniest_parts_stay_within_the_message_limit() {
+        let mut packer = packer();
+        (0..1 << 20).for_each(|index| packer.push_part(part(u32::MAX - index, 1)));
+        packer.flush();
+        let longest = packer.ready.iter().map(prost::Message::encoded_len).max().unwrap();
+        assert!(longest <= crate::limits::MESSAGE_BYTES_MAX, "{longest} bytes");
     }
 
     #[test]

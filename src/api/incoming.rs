@@ -1,11 +1,14 @@
 //! Accepts connections, at most so many at a time.
 //!
 //! A connection holds its permit until it is closed; while there is none, new ones wait in the
-//! kernel's backlog, which is bounded too. An error of one accept (a client that is gone already, no
-//! descriptor left) is no reason to stop listening.
+//! kernel's backlog, which is bounded too. So a peer that connects and says nothing must not hold one
+//! for ever: gRPC's keepalive begins only after the first bytes of HTTP/2, and HTTP/1.1 has none. An
+//! error of one accept (a client that is gone already, no descriptor left) is no reason to stop
+//! listening.
 
 use std::{
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -18,49 +21,146 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, Sleep, sleep},
 };
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tracing::warn;
 
+use crate::limits::{HELLO_DEADLINE, HTTP_CONNECTIONS_MAX, HTTP_SILENCE_MAX};
+
 /// Pause after a failed accept: without descriptors the next one fails as well.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes that every client of HTTP/2 begins with.
+const PREFACE_BYTES: usize = 24;
 
 /// A connection with its permit.
 #[derive(Debug)]
 pub struct Connection {
     io: TcpStream,
+    silence: Option<Silence>,
     open: Gauge,
     _permit: OwnedSemaphorePermit,
 }
 
-/// The connections of `listener`, at most `connections_max` at a time; `open` shows how many.
+/// How long nothing, or too little, may come from the peer.
+#[derive(Debug)]
+struct Silence {
+    deadline: Pin<Box<Sleep>>,
+    allowed: Allowed,
+}
+
+#[derive(Debug)]
+enum Allowed {
+    /// Until this many more bytes have come, however slowly: then any.
+    First(usize),
+    /// So long after each byte.
+    Each(Duration),
+}
+
+impl Silence {
+    fn first(bytes: usize, within: Duration) -> Self {
+        Self { deadline: Box::pin(sleep(within)), allowed: Allowed::First(bytes) }
+    }
+
+    fn each(within: Duration) -> Self {
+        Self { deadline: Box::pin(sleep(within)), allowed: Allowed::Each(within) }
+    }
+
+    /// Takes note of bytes that came; returns whether they were enough for good.
+    fn hear(&mut self, bytes: usize) -> bool {
+        match &mut self.allowed {
+            Allowed::First(left) => {
+                *left = left.saturating_sub(bytes);
+                *left == 0
+            }
+            Allowed::Each(within) => {
+                if bytes > 0 {
+                    self.deadline.as_mut().reset(Instant::now() + *within);
+                }
+                false
+            }
+        }
+    }
+}
+
+/// The gRPC connections of `listener`, at most `connections_max` at a time; `open` shows how many.
 pub fn connections(
     listener: TcpListener,
     connections_max: usize,
     open: Gauge,
 ) -> impl Stream<Item = io::Result<Connection>> {
-    let permits = Arc::new(Semaphore::new(connections_max));
-    stream::unfold((listener, permits, open), |(listener, permits, open)| async move {
-        let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
-        let io = loop {
-            match accept(&listener).await {
-                Ok(io) => break io,
-                Err(error) => {
-                    warn!(%error, "connection not accepted");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        };
-        open.inc();
-        let connection = Connection { io, open: open.clone(), _permit: permit };
-        Some((Ok(connection), (listener, permits, open)))
+    let acceptor = Acceptor::new(listener, connections_max, open);
+    stream::unfold(acceptor, |acceptor| async move {
+        let (mut connection, _peer) = acceptor.next().await;
+        connection.silence = Some(Silence::first(PREFACE_BYTES, HELLO_DEADLINE));
+        Some((Ok(connection), acceptor))
     })
 }
 
-async fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
-    let (io, _peer) = listener.accept().await?;
+/// Accepts connections, one place for each.
+#[derive(Debug)]
+pub struct Acceptor {
+    listener: TcpListener,
+    permits: Arc<Semaphore>,
+    open: Gauge,
+}
+
+impl Acceptor {
+    fn new(listener: TcpListener, connections_max: usize, open: Gauge) -> Self {
+        Self { listener, permits: Arc::new(Semaphore::new(connections_max)), open }
+    }
+
+    /// Accepts readers of pages: few, and none that says nothing for long.
+    #[must_use]
+    pub fn of_pages(listener: TcpListener) -> Self {
+        Self::new(listener, HTTP_CONNECTIONS_MAX, Gauge::default())
+    }
+
+    /// The next reader of pages.
+    ///
+    /// # Cancel safety
+    /// Safe: a connection that was not returned is closed.
+    pub async fn next_reader(&self) -> (Connection, SocketAddr) {
+        let (mut connection, peer) = self.next().await;
+        connection.silence = Some(Silence::each(HTTP_SILENCE_MAX));
+        (connection, peer)
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// As the system's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    async fn next(&self) -> (Connection, SocketAddr) {
+        let permit = loop {
+            match Arc::clone(&self.permits).acquire_owned().await {
+                Ok(permit) => break permit,
+                // Nobody closes the semaphore.
+                Err(_closed) => std::future::pending::<()>().await,
+            }
+        };
+        let (io, peer) = loop {
+            match accept(&self.listener).await {
+                Ok(accepted) => break accepted,
+                Err(error) => {
+                    warn!(%error, "connection not accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        };
+        self.open.inc();
+        let open = self.open.clone();
+        (Connection { io, silence: None, open, _permit: permit }, peer)
+    }
+}
+
+async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (io, peer) = listener.accept().await?;
     io.set_nodelay(true)?;
-    Ok(io)
+    Ok((io, peer))
 }
 
 impl Drop for Connection {
@@ -83,7 +183,15 @@ impl AsyncRead for Connection {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_read(cx, buf)
+        let before = buf.filled().len();
+        let read = Pin::new(&mut self.io).poll_read(cx, buf);
+        let Some(silence) = &mut self.silence else { return read };
+        if silence.hear(buf.filled().len().saturating_sub(before)) {
+            self.silence = None;
+        } else if silence.deadline.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
     }
 }
 
@@ -114,5 +222,79 @@ impl AsyncWrite for Connection {
 
     fn is_write_vectored(&self) -> bool {
         self.io.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn listener() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (listener, address)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_says_too_little_loses_its_place() {
+        let (listener, address) = listener().await;
+        let open = Gauge::default();
+        let mut accepted = Box::pin(connections(listener, 1, open.clone()));
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        let mut connection = accepted.next().await.unwrap().unwrap();
+        let start = Instant::now();
+        let reading = async {
+            let mut bytes = Vec::new();
+            connection.read_to_end(&mut bytes).await.unwrap_err()
+        };
+        // One byte now and then is no beginning.
+        let trickling = async {
+            loop {
+                peer.write_all(b"P").await.unwrap();
+                sleep(HELLO_DEADLINE / 8).await;
+            }
+        };
+        let error = tokio::select! {
+            error = reading => error,
+            () = trickling => unreachable!("endless"),
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(start.elapsed() < HELLO_DEADLINE * 2, "{:?}", start.elapsed());
+        assert_eq!(open.get(), 1);
+        drop(connection);
+        assert_eq!(open.get(), 0);
+        let _peer = TcpStream::connect(address).await.unwrap();
+        accepted.next().await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_the_first_bytes_silence_is_for_keepalive_to_judge() {
+        let (listener, address) = listener().await;
+        let mut accepted = Box::pin(connections(listener, 1, Gauge::default()));
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        let mut connection = accepted.next().await.unwrap().unwrap();
+        peer.write_all(&[b'x'; PREFACE_BYTES]).await.unwrap();
+        let mut bytes = [0; PREFACE_BYTES];
+        connection.read_exact(&mut bytes).await.unwrap();
+        let silent = connection.read_u8();
+        assert!(tokio::time::timeout(HELLO_DEADLINE * 10, silent).await.is_err(), "still open");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_of_pages_may_pause_but_not_for_long() {
+        let (listener, address) = listener().await;
+        let pages = Acceptor::of_pages(listener);
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        let (mut connection, _) = pages.next_reader().await;
+        for _ in 0..5 {
+            sleep(HTTP_SILENCE_MAX * 3 / 4).await;
+            peer.write_all(b"x").await.unwrap();
+            assert_eq!(connection.read_u8().await.unwrap(), b'x');
+        }
+        let error = connection.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -3,7 +3,9 @@
 //! The responses are made by polling, without a task or a queue of their own: the client's pace of
 //! reading results and sending bytes is the only pace there is, and dropping the stream, for whatever
 //! reason, drops the batch, which gives up every claim that did not complete. A batch also ends with
-//! its session, and when the client is silent for too long, because claims keep others waiting.
+//! its session, and when the client is silent for too long, because claims keep others waiting. A
+//! client that does not read its responses keeps them from being polled: so the claims are watched
+//! from outside of them.
 
 use std::{
     collections::VecDeque,
@@ -14,8 +16,11 @@ use futures_util::{Stream, stream};
 use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
     error::{Error, ErrorKind, Result},
-    stack::{Claim, Offer, Piece, PutBatch},
+    stack::{Claim, Offer, Piece, PutBatch, PutOutcome},
 };
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
 use super::{Node, convert, status};
@@ -55,9 +60,129 @@ struct PutCall {
 struct OpenBatch {
     session: Arc<Session>,
     _open: PutGuard,
-    /// None when every wanted position is complete.
-    claims: Option<PutBatch>,
+    held: Arc<Mutex<Held>>,
     missing: usize,
+    /// Ends the watch over the claims; none when every wanted position is complete.
+    watch: Option<DropGuard>,
+}
+
+/// The claims of a batch, shared with the task that watches over them.
+struct Held {
+    /// None when every wanted position is complete, or when they were given up.
+    claims: Option<PutBatch>,
+    given_up: Option<GivenUp>,
+    /// When the client was last heard.
+    heard: Instant,
+}
+
+/// Why claims were given up although their stream lives.
+#[derive(Debug, Clone, Copy)]
+enum GivenUp {
+    SessionEnded,
+    Silence,
+}
+
+impl GivenUp {
+    fn error(self) -> Error {
+        match self {
+            Self::SessionEnded => Error::new(ErrorKind::Cancelled, "put: its session has ended"),
+            Self::Silence => {
+                let text = format!("put: no message within {} s", PUT_IDLE_MAX.as_secs());
+                Error::new(ErrorKind::Timeout, text)
+            }
+        }
+    }
+}
+
+impl Held {
+    fn write(&mut self, part: &wire::PartData) -> Result<Option<PutOutcome>> {
+        if let Some(why) = self.given_up {
+            return Err(why.error());
+        }
+        let Some(claims) = &mut self.claims else {
+            return Err(Error::invalid(format!(
+                "data.parts.index: {} given, but every wanted position is complete",
+                part.index
+            )));
+        };
+        claims.write(Piece {
+            position: part.index,
+            part: part.part,
+            offset: part.offset,
+            data: &part.data,
+            checksum: part.checksum,
+            part_bytes: part.part_bytes,
+        })
+    }
+}
+
+impl OpenBatch {
+    /// Stores parts until one is refused; what became of those before it is in `results`.
+    async fn write(
+        &mut self,
+        parts: Vec<wire::PartData>,
+        results: &mut Results,
+        bytes: &mut u64,
+    ) -> Result<()> {
+        for part in parts {
+            let outcome = self.held.lock().write(&part)?;
+            *bytes = bytes.saturating_add(u64::try_from(part.data.len()).unwrap_or(u64::MAX));
+            if let Some(outcome) = outcome {
+                results.push(part.index, convert::outcome(outcome));
+                self.missing = self.missing.saturating_sub(1);
+            }
+            if self.missing == 0 {
+                self.finish()?;
+            }
+            // A message of many large parts must not keep the other calls of this thread waiting.
+            tokio::task::consume_budget().await;
+        }
+        Ok(())
+    }
+
+    /// Ends the claims well, whether or not all of them are complete.
+    fn finish(&mut self) -> Result<()> {
+        self.watch = None;
+        let (claims, given_up) = {
+            let mut held = self.held.lock();
+            (held.claims.take(), held.given_up)
+        };
+        if let Some(claims) = claims {
+            claims.finish();
+        }
+        given_up.map_or(Ok(()), |why| Err(why.error()))
+    }
+}
+
+impl Drop for OpenBatch {
+    /// The watch ends a moment later; whoever is told of a failed put may offer again at once.
+    fn drop(&mut self) {
+        let claims = self.held.lock().claims.take();
+        drop(claims);
+    }
+}
+
+/// Gives claims up when their session ends or their client is silent, until they are `gone`.
+async fn watch(held: Arc<Mutex<Held>>, ended: CancellationToken, gone: CancellationToken) {
+    let why = loop {
+        let silent_at = held.lock().heard + PUT_IDLE_MAX;
+        tokio::select! {
+            biased;
+            () = gone.cancelled() => return,
+            () = ended.cancelled() => break GivenUp::SessionEnded,
+            () = sleep_until(silent_at) => {
+                if held.lock().heard + PUT_IDLE_MAX <= Instant::now() {
+                    break GivenUp::Silence;
+                }
+            }
+        }
+    };
+    let claims = {
+        let mut held = held.lock();
+        held.given_up = Some(why);
+        held.claims.take()
+    };
+    drop(claims);
 }
 
 impl PutCall {
@@ -68,10 +193,8 @@ impl PutCall {
                 return Ok(Some(response));
             }
             let Some(request) = self.receive().await? else {
-                if let Some(claims) = self.batch.take().and_then(|batch| batch.claims) {
-                    claims.finish();
-                }
-                return Ok(None);
+                let ended = self.batch.take().map_or(Ok(()), |mut batch| batch.finish());
+                return ended.map(|()| None).map_err(|why| status::from_error(&why));
             };
             self.take(request).await.map_err(|why| status::from_error(&why))?;
         }
@@ -83,23 +206,25 @@ impl PutCall {
             None => message.await,
             Some(batch) => match batch.session.ended().run_until_cancelled(message).await {
                 Some(received) => received,
-                None => return Err(Status::cancelled("put: its session has ended")),
+                None => return Err(status::from_error(&GivenUp::SessionEnded.error())),
             },
         };
         match received {
-            Ok(Ok(request)) => Ok(request),
+            Ok(Ok(request)) => {
+                if let Some(batch) = &self.batch {
+                    batch.held.lock().heard = Instant::now();
+                }
+                Ok(request)
+            }
             Ok(Err(failed)) => {
                 let code = status::of_unreadable(failed.code(), failed.message());
                 Err(Status::new(code, failed.message()))
             }
             // Nothing waits for a batch that is complete; a client may be slow to close it.
-            Err(_elapsed) if self.batch.as_ref().is_some_and(|batch| batch.claims.is_none()) => {
+            Err(_elapsed) if self.batch.as_ref().is_some_and(|batch| batch.missing == 0) => {
                 Ok(None)
             }
-            Err(_elapsed) => {
-                let text = format!("put: no message within {} s", PUT_IDLE_MAX.as_secs());
-                Err(Status::deadline_exceeded(text))
-            }
+            Err(_elapsed) => Err(status::from_error(&GivenUp::Silence.error())),
         }
     }
 
@@ -143,13 +268,18 @@ impl PutCall {
         let wanted = wire::PutWanted { ranges, retry_after_ms };
         self.outbox.push_back(response(wire::put_response::Message::Wanted(wanted)));
         self.send(results);
-        let claims = if missing == 0 {
-            batch.finish();
-            None
+        let held = Held { claims: Some(batch), given_up: None, heard: Instant::now() };
+        let held = Arc::new(Mutex::new(held));
+        let mut batch = OpenBatch { session, _open: open, held, missing, watch: None };
+        if missing == 0 {
+            batch.finish()?;
         } else {
-            Some(batch)
-        };
-        self.batch = Some(OpenBatch { session, _open: open, claims, missing });
+            let gone = CancellationToken::new();
+            batch.watch = Some(gone.clone().drop_guard());
+            let watching = watch(Arc::clone(&batch.held), batch.session.ended().clone(), gone);
+            self.node.tasks.spawn("put watch", watching);
+        }
+        self.batch = Some(batch);
         Ok(())
     }
 
@@ -157,38 +287,11 @@ impl PutCall {
         let Some(batch) = &mut self.batch else { return Ok(()) };
         let mut results = Results::default();
         let mut bytes = 0_u64;
-        for part in data.parts {
-            let Some(claims) = &mut batch.claims else {
-                return Err(Error::invalid(format!(
-                    "data.parts.index: {} given, but every wanted position is complete",
-                    part.index
-                )));
-            };
-            let outcome = claims.write(Piece {
-                position: part.index,
-                part: part.part,
-                offset: part.offset,
-                data: &part.data,
-                checksum: part.checksum,
-                part_bytes: part.part_bytes,
-            })?;
-            bytes = bytes.saturating_add(u64::try_from(part.data.len()).unwrap_or(u64::MAX));
-            if let Some(outcome) = outcome {
-                results.push(part.index, convert::outcome(outcome));
-                batch.missing = batch.missing.saturating_sub(1);
-            }
-            if batch.missing == 0
-                && let Some(claims) = batch.claims.take()
-            {
-                claims.finish();
-            }
-            // A message of many large parts must not keep the other calls of this thread waiting.
-            tokio::task::consume_budget().await;
-        }
+        let stored = batch.write(data.parts, &mut results, &mut bytes).await;
         batch.session.counters().put_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.node.metrics.record_put_bytes(bytes);
         self.send(results);
-        Ok(())
+        stored
     }
 
     fn send(&mut self, results: Results) {

@@ -8,6 +8,12 @@ use crate::metrics::Outcome;
 /// Metadata that says how long to wait, in milliseconds.
 pub const RETRY_AFTER_KEY: &str = "retry-after-ms";
 
+/// The longest text of a status, in bytes. It travels in a header, and clients take a few KiB of
+/// those: with a longer one they would see a broken stream and no error at all.
+const TEXT_BYTES_MAX: usize = 2048;
+/// What ends a text that was cut.
+const CUT: &str = " ...";
+
 /// How tonic's message begins when a request does not decode.
 const DECODE_FAILED: &str = "failed to decode Protobuf message";
 /// How tonic's message begins when a request is over the limit.
@@ -16,7 +22,7 @@ const TOO_LARGE: &str = "Error, decoded message length too large";
 /// The status of a failed call. The kind alone decides the code; the text names field, value, range.
 #[must_use]
 pub fn from_error(error: &Error) -> Status {
-    let text = error.to_string();
+    let text = cut(error.to_string());
     match error.kind() {
         ErrorKind::Invalid => Status::invalid_argument(text),
         ErrorKind::UnknownNamespace => Status::not_found(text),
@@ -35,6 +41,15 @@ pub fn from_error(error: &Error) -> Status {
         ErrorKind::Unsupported => Status::unimplemented(text),
         ErrorKind::Internal => Status::internal(text),
     }
+}
+
+/// Cuts a text that is too long for a header at the end of a character.
+fn cut(mut text: String) -> String {
+    if text.len() > TEXT_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX - CUT.len()));
+        text.push_str(CUT);
+    }
+    text
 }
 
 /// Corrects the code of a message that could not be read.
@@ -101,6 +116,16 @@ mod tests {
             assert_eq!((status.code(), status.message()), (code, "offer 5 blocks"));
             let retry = status.metadata().get(RETRY_AFTER_KEY).map(|v| v.to_str().unwrap());
             assert_eq!(retry, (kind == exhausted).then_some("70"));
+        }
+    }
+
+    #[test]
+    fn a_long_text_is_cut_at_a_character() {
+        for pad in 0..3 {
+            let text = "x".repeat(pad) + &"\u{e9}".repeat(5000);
+            let status = from_error(&Error::new(ErrorKind::Invalid, text));
+            assert!((TEXT_BYTES_MAX - 2..=TEXT_BYTES_MAX).contains(&status.message().len()));
+            assert!(status.message().ends_with(CUT));
         }
     }
 }

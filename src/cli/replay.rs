@@ -29,7 +29,8 @@ Examples:
 
 For each request: look up all blocks with a lease, get what was found and check every byte, put the
 rest, release the lease. Every byte follows from the block's identity. The exit code is 1 if a byte
-is wrong, a leased block is not delivered, a duplicate differs, or the counts do not add up.";
+is wrong, a leased block is not delivered, a stored block is not found although nothing was evicted,
+a duplicate differs, or the counts do not add up.";
 
 /// Drive a server with the requests of a trace and check every byte
 ///
@@ -108,10 +109,10 @@ pub async fn run(args: Args) -> Result<()> {
             return Err(Error::new(ErrorKind::Cancelled, "replay: stopped by SIGINT"));
         }
     };
-    let report = report.map_err(|error| match &mut server {
-        Some(server) => server.explain(error),
-        None => error,
-    })?;
+    let report = match (report, &mut server) {
+        (Err(error), Some(server)) => return Err(server.explain(error).await),
+        (report, _) => report?,
+    };
     if let Some(server) = server {
         server.stop().await?;
     }

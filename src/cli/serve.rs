@@ -7,12 +7,14 @@ use std::{
     path::PathBuf,
 };
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
 use super::Failure;
 use crate::{
     config::{self, Config, FileSource, Sources},
+    limits::{CONNECTIONS_MAX, FILES_BESIDES_CONNECTIONS, HTTP_CONNECTIONS_MAX},
     logging,
     server::{Addresses, ServeError, Server},
 };
@@ -68,6 +70,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     }
     logging::start(&config.log).map_err(Failure::failed)?;
     log_settings(&config);
+    raise_open_files();
     let server = Server::bind(&config).await.map_err(|why| match why {
         ServeError::Config(problems) => problems.into(),
         other => Failure::failed(other),
@@ -120,6 +123,24 @@ fn sources(args: &Args) -> Result<Sources, Failure> {
     short("server.http_listen", args.http_listen.map(|address| address.to_string()));
     short("dram.capacity", args.dram.clone());
     Ok(Sources { file, env: config::env_sources(env::vars_os()), flags })
+}
+
+/// Asks for as many open files as there may be connections. A shell allows 1024 by default, and a
+/// node that has none left cannot answer probes.
+fn raise_open_files() {
+    let needed = CONNECTIONS_MAX + HTTP_CONNECTIONS_MAX + FILES_BESIDES_CONNECTIONS;
+    let needed = u64::try_from(needed).unwrap_or(u64::MAX);
+    let limit = getrlimit(Resource::Nofile);
+    let most = limit.maximum.unwrap_or(u64::MAX);
+    if limit.current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    let raised = Rlimit { current: Some(needed.min(most)), ..limit };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) if most >= needed => {}
+        Ok(()) => info!(allowed = most, needed, "fewer open files allowed than connections"),
+        Err(error) => info!(%error, needed, "limit of open files not raised"),
+    }
 }
 
 /// The effective configuration, once. There is no secret in it: the secret is in a file.

@@ -12,6 +12,8 @@ use super::Config;
 
 /// The prefix of environment variables that are settings.
 const ENV_PREFIX: &str = "KV_";
+/// What the environment is called in messages.
+const ENVIRONMENT: &str = "environment";
 
 /// A configuration file that has been read.
 #[derive(Debug, Clone)]
@@ -151,13 +153,17 @@ fn collect(sources: &Sources, defaults: &Table, problems: &mut Vec<Problem>) -> 
     }
     let env = sources.env.iter().map(|(name, value)| {
         let bare = name.strip_prefix(ENV_PREFIX).unwrap_or(name);
-        (name, bare.to_lowercase().replace("__", "."), value, "environment")
+        (name, bare.to_lowercase().replace("__", "."), value, ENVIRONMENT)
     });
     let flags = sources.flags.iter().map(|(key, value)| (key, key.clone(), value, "flag"));
     for (name, key, text, source) in env.chain(flags) {
         match find(defaults, &key) {
             Some(default) if !default.is_table() => {
                 settings.push(Setting { key, value: typed_like(default, text), source });
+            }
+            // A variable that is not ours may be a secret of something else.
+            _ if source == ENVIRONMENT => {
+                problems.push(unknown(name, format!("an unknown key ({source})"), defaults));
             }
             _ => problems.push(unknown(name, format!("{text:?} ({source})"), defaults)),
         }

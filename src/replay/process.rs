@@ -25,6 +25,8 @@ use tokio::{
 const START_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a server may take to stop: no client is left, so there is nothing to drain.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a dying server may take from its last packet to its end: memory is unmapped meanwhile.
+const DEATH_DEADLINE: Duration = Duration::from_secs(2);
 /// Names tried for the directory before giving up.
 const DIRECTORY_TRIES: u32 = 1000;
 /// Lines of the server's log shown when it fails.
@@ -89,11 +91,20 @@ impl ServerProcess {
     }
 
     /// Adds to a failed call that the server has ended, if it has, and the end of its log.
-    #[must_use]
-    pub fn explain(&mut self, error: Error) -> Error {
-        match self.child.try_wait() {
-            Ok(Some(status)) => self.ended_badly(status).because(error),
-            Ok(None) | Err(_) => error,
+    ///
+    /// A process that is killed closes its connections before it can be waited for, so an error that
+    /// may come from its death is given a moment.
+    ///
+    /// # Cancel safety
+    /// Safe: the server is left as it is.
+    pub async fn explain(&mut self, error: Error) -> Error {
+        let patience = match error.kind() {
+            ErrorKind::Unavailable => DEATH_DEADLINE,
+            _ => Duration::ZERO,
+        };
+        match timeout(patience, self.child.wait()).await {
+            Ok(Ok(status)) => self.ended_badly(status).because(error),
+            Ok(Err(_)) | Err(_) => error,
         }
     }
 

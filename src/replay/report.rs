@@ -174,7 +174,8 @@ fn evicted(stats: &Stats) -> u64 {
 
 /// Everything that must not be, each with its numbers.
 fn problems(trace: &Trace, options: &ReplayOptions, measured: &Measured) -> Vec<String> {
-    let Measured { tally, before, after, .. } = measured;
+    let Measured { tally, before, after, opt, .. } = measured;
+    let evicted = evicted(after).saturating_sub(evicted(before));
     let mut found = Vec::new();
     let mut check = |what: &str, number: u64| {
         if number > 0 {
@@ -187,6 +188,19 @@ fn problems(trace: &Trace, options: &ReplayOptions, measured: &Measured) -> Vec<
     check("duplicate_differs", tally.put.duplicate_differs);
     check("blocks promised under a lease and not delivered", tally.lease_failures);
     check("parts that failed verification at the server", after.corrupt - before.corrupt);
+    let storable = u64::from(trace.blocks_unique()) + evicted;
+    check("blocks stored again that had not left", tally.put.stored.saturating_sub(storable));
+    if evicted == 0 {
+        check("blocks found and gone, although nothing was evicted", tally.gone);
+        let kept = tally.put.stored + tally.put.duplicate == tally.put.offered();
+        if options.clients == 1 && kept {
+            let lost = opt.hits.saturating_sub(tally.hits());
+            check(
+                "blocks stored by the only client and not found, although nothing was evicted",
+                lost,
+            );
+        }
+    }
     let mut equal = |what: &str, one: u64, other: u64| {
         if one != other {
             found.push(format!("{what}: {one} is not {other}"));
