@@ -166,6 +166,19 @@ fn every_key_is_documented_with_its_default_and_no_other_is() {
     assert_eq!(sorted, expected);
 }
 
+#[test]
+fn a_check_finds_what_a_start_would_find() {
+    let directory = tempfile::tempdir().unwrap();
+    let check = |setting: &str| {
+        command(&directory).args(["serve", "--check", "--set", setting]).output().unwrap()
+    };
+    assert_eq!(check("memory.limit=1GiB").status.code(), Some(0));
+    let refused = check("memory.limit=64MiB");
+    assert_eq!(refused.status.code(), Some(64));
+    let text = String::from_utf8_lossy(&refused.stderr);
+    assert!(text.contains("memory.limit") && text.contains("at least"), "{text}");
+}
+
 /// The chart refuses keys that are not in its schema: it must know those of the server, and no others.
 #[test]
 fn the_chart_knows_the_servers_keys() {

@@ -32,6 +32,9 @@ use crate::{
     metrics::{Missed, ServerMetrics},
 };
 
+/// Gets of fewer bytes say nothing of bandwidth.
+const CALIBRATION_BYTES_MIN: u64 = 1 << 20;
+
 /// The responses to one get; the first item is the error of a request that cannot be served.
 pub(super) fn responses(
     node: &Node,
@@ -69,6 +72,7 @@ struct GetCall {
     found: BoxStream<'static, Found>,
     /// What is touched at the end; none under a lease, whose release does that.
     unleased: Option<(Arc<Namespace>, Bytes)>,
+    delivered: Delivered,
     position: u32,
     count: u32,
     packer: Packer,
@@ -107,6 +111,7 @@ impl GetCall {
             deadline,
             found,
             unleased,
+            delivered: Delivered { started: Instant::now(), bytes: 0, all_dram: true },
             position: 0,
             count: convert::count(count),
             packer: Packer::default(),
@@ -121,6 +126,7 @@ impl GetCall {
             }
             if self.position >= self.count {
                 self.touch()?;
+                self.delivered.record(&self.stack);
                 self.packer.flush();
                 return Ok(self.packer.ready.pop_front());
             }
@@ -175,7 +181,8 @@ impl GetCall {
 
     fn deliver(&mut self, position: u32, block: &Block, elapsed: Duration) {
         let bytes = self.packer.push_block(position, &self.parts, block);
-        self.stack.record_load(block.tier(), bytes, elapsed);
+        self.delivered.bytes = self.delivered.bytes.saturating_add(bytes);
+        self.delivered.all_dram &= block.tier() == Tier::Dram;
         self.metrics.record_get(convert::tier_label(block.tier()), bytes, elapsed);
     }
 
@@ -183,6 +190,24 @@ impl GetCall {
         self.packer.push_miss(start, end, reason);
         self.metrics.record_missed(reason, u64::from(end.saturating_sub(start)));
         self.position = if self.stop_at_miss { self.count } else { end };
+    }
+}
+
+/// What a get has delivered, and since when: reading dram costs next to nothing, so the load time of a
+/// dram block is that of its way to the client. Colder tiers are measured where they are read.
+struct Delivered {
+    started: Instant,
+    bytes: u64,
+    all_dram: bool,
+}
+
+impl Delivered {
+    /// Calibrates the estimates, once.
+    fn record(&mut self, stack: &Stack) {
+        let bytes = std::mem::take(&mut self.bytes);
+        if self.all_dram && bytes >= CALIBRATION_BYTES_MIN {
+            stack.record_load(Tier::Dram, bytes, self.started.elapsed());
+        }
     }
 }
 

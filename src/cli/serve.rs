@@ -13,7 +13,8 @@ use tracing::{info, warn};
 
 use super::Failure;
 use crate::{
-    config::{self, Config, FileSource, Sources},
+    budget::{Budget, Machine},
+    config::{self, Config, FileSource, Problems, Sources},
     limits::{CONNECTIONS_MAX, FILES_BESIDES_CONNECTIONS, HTTP_CONNECTIONS_MAX},
     logging,
     server::{Addresses, ServeError, Server},
@@ -66,7 +67,8 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<(), Failure> {
     let config = config::load(&sources(&args)?)?;
     if args.check {
-        return Ok(());
+        let divided = Budget::divide(&config, Machine::detect());
+        return divided.map(drop).map_err(|problem| Problems(vec![problem]).into());
     }
     logging::start(&config.log).map_err(Failure::failed)?;
     log_settings(&config);
