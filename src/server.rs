@@ -262,7 +262,8 @@ impl Server {
         let (leases, stop) = (self.node.leases.clone(), tasks.stop_token());
         tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
         let stack = self.node.stack.clone();
-        tasks.spawn_blocking(
+        // Clearing memory takes a core for as long as there is memory: requests come first.
+        tasks.spawn_idle(
             "pre-touch",
             move |stop| {
                 while !stop.is_cancelled() && stack.pre_touch_step() {}

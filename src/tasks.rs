@@ -17,8 +17,12 @@ use std::{
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
+use rustix::process::setpriority_process;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, warn};
+
+/// The nice value of work that can wait.
+const LOWEST_PRIORITY: i32 = 19;
 
 /// A handle to the tasks of one server; clones share them.
 #[derive(Debug, Clone, Default)]
@@ -95,18 +99,28 @@ impl Tasks {
         });
     }
 
-    /// Runs work that takes a thread, which must look at the stop token between its steps.
-    pub fn spawn_blocking(
+    /// Runs work on a thread of its own that gets the processor when nobody else wants it. The work
+    /// must look at the stop token between its steps.
+    pub fn spawn_idle(
         &self,
         name: &'static str,
         work: impl FnOnce(CancellationToken) + Send + 'static,
     ) {
-        let running = self.enter(name);
+        let (running, tracked) = (self.enter(name), self.shared.tracker.token());
         let stop = self.stop_token();
-        self.shared.tracker.spawn_blocking(move || {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            // Dropped in reverse: the name is off the list before the end is noticed.
+            let _tracked = tracked;
             let _running = running;
+            // Of this thread alone: that is what a process id of none means on Linux.
+            if let Err(errno) = setpriority_process(None, LOWEST_PRIORITY) {
+                warn!(task = name, %errno, "thread keeps its priority");
+            }
             work(stop);
         });
+        if let Err(error) = thread {
+            warn!(task = name, %error, "thread not started, its work is left undone");
+        }
     }
 
     /// Names of the tasks that run now, in the order of their start.
@@ -171,5 +185,23 @@ mod tests {
         tasks.spawn_critical("sweeper", async move { stop.cancelled().await });
         assert!(tasks.shutdown(Duration::from_secs(5)).await.is_empty());
         assert!(!tasks.failed_token().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn idle_work_has_the_lowest_priority_and_is_joined() {
+        let tasks = Tasks::new();
+        let (send, receive) = tokio::sync::oneshot::channel();
+        tasks.spawn_idle("idle", move |stop| {
+            let nice = rustix::process::getpriority_process(None).unwrap();
+            send.send(nice).unwrap();
+            while !stop.is_cancelled() {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(receive.await.unwrap(), LOWEST_PRIORITY);
+        assert_eq!(tasks.running(), ["idle"]);
+        assert_eq!(rustix::process::getpriority_process(None).unwrap(), 0, "ours stays as it is");
+        assert!(tasks.shutdown(Duration::from_secs(10)).await.is_empty());
+        assert!(tasks.running().is_empty());
     }
 }
