@@ -74,6 +74,8 @@ pub const UNARY_DEADLINE: Duration = Duration::from_secs(30);
 pub const GET_DEADLINE_DEFAULT: Duration = Duration::from_secs(120);
 /// Longest time that a get may ask for.
 pub const GET_DEADLINE_MAX: Duration = Duration::from_secs(600);
+/// Time after its deadline that a get leaves a reader for what is packed already.
+pub const GET_STALL_MAX: Duration = Duration::from_secs(10);
 /// Longest silence within a put, so that a client that hangs holds no staging for ever.
 pub const PUT_IDLE_MAX: Duration = Duration::from_secs(30);
 /// How long a client should wait when a count is exhausted.

@@ -1,14 +1,14 @@
 //! Get: blocks in the order asked, packed into messages of about one mebibyte; misses are data.
 //!
 //! The stream is made by polling. A few blocks load ahead, in order, so that a colder tier is kept
-//! busy; a reader that stalls holds no more than those. Payload is not copied here: each piece is a
+//! busy; a reader that stalls holds no more than those, and not for long after its deadline. Payload is not copied here: each piece is a
 //! view of the arena that keeps its memory alive until tonic has written it out.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{
-    FutureExt, Stream, StreamExt,
+    FutureExt, StreamExt,
     stream::{self, BoxStream},
 };
 use kvstrata_proto::v1 as wire;
@@ -22,12 +22,12 @@ use kvstrata_tiers::{
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::{Node, convert, period, status};
+use super::{Node, convert, period, status, watched};
 use crate::{
     id::{LeaseId, SessionId},
     limits::{
         GET_BLOCKS_AHEAD, GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX,
-        GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX,
+        GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX, GET_STALL_MAX,
     },
     metrics::{Missed, ServerMetrics},
 };
@@ -40,12 +40,13 @@ pub(super) fn responses(
     node: &Node,
     tenant: &str,
     request: wire::GetRequest,
-) -> impl Stream<Item = Result<wire::GetResponse, Status>> + use<> {
-    let (call, refused) = match GetCall::begin(node, tenant, request) {
-        Ok(call) => (Some(call), None),
-        Err(why) => (None, Some(Err(status::from_error(&why)))),
+) -> BoxStream<'static, Result<wire::GetResponse, Status>> {
+    let call = match GetCall::begin(node, tenant, request) {
+        Ok(call) => call,
+        Err(why) => return stream::iter([Err(status::from_error(&why))]).boxed(),
     };
-    let responses = stream::unfold(call, async |call| {
+    let end = call.deadline + GET_STALL_MAX;
+    let responses = stream::unfold(Some(call), async |call| {
         let mut call = call?;
         match call.next().await {
             Ok(Some(response)) => Some((Ok(response), Some(call))),
@@ -53,7 +54,7 @@ pub(super) fn responses(
             Err(why) => Some((Err(status::from_error(&why)), None)),
         }
     });
-    stream::iter(refused).chain(responses)
+    watched::until(&node.tasks, "get", end, responses.boxed()).boxed()
 }
 
 /// One position of a get: what was found, and how long that took.

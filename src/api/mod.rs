@@ -14,6 +14,7 @@ pub mod incoming;
 mod put;
 mod stats;
 pub mod status;
+mod watched;
 
 use std::{sync::Arc, time::Duration};
 
