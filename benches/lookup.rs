@@ -22,6 +22,7 @@ use std::{hint::black_box, sync::Arc};
 
 use kvstrata_tiers::{
     block::Hashes,
+    limits::INDEX_BYTES_PER_BLOCK,
     namespace::Namespace,
     stack::Ask,
     testing::{Fixture, pack},
@@ -47,7 +48,9 @@ fn main() {
     let full = rss_bytes();
     let usage = fixture.stack.usage();
     println!("blocks: {}", usage.dram_blocks);
-    println!("index bytes per block (growth of RSS): {}", (full - touched) / BLOCKS);
+    let index_bytes = (full - touched) / BLOCKS;
+    println!("index bytes per block (growth of RSS): {index_bytes}");
+    assert!(index_bytes <= INDEX_BYTES_PER_BLOCK, "the memory budget counts on less");
     println!("  of which entries and places: {}", usage.index_bytes / BLOCKS);
     lookups(&fixture, &namespace);
     floor(usage.index_bytes);

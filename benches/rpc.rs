@@ -41,7 +41,7 @@ use kvstrata_tiers::{
     namespace::{Identity, PartSpec},
     testing::{hash_of, pack},
 };
-use support::{Samples, cpu_seconds, median, status_bytes};
+use support::{Samples, cpu_seconds, median};
 use tokio::time::Instant;
 
 const BLOCK_BYTES: u32 = 2 << 20;
@@ -62,7 +62,7 @@ async fn main() {
     let session = client.session("bench").await.unwrap();
     lookups(&client, &session).await;
     Box::pin(transfers(&client, &session, &process)).await;
-    memory(&client, &session, &process).await;
+    memory(&client, &session, &server).await;
     drop((client, session));
     server.stop(&[]).await;
 }
@@ -209,7 +209,7 @@ fn tcp(total: u64) {
 }
 
 /// Fills the arena twice over with blocks of two sizes and looks at the server's memory.
-async fn memory(client: &Client, session: &Session, process: &str) {
+async fn memory(client: &Client, session: &Session, server: &Server) {
     let capacity = client.stats().await.unwrap().tiers[0].capacity_bytes;
     for (model, block_bytes) in [("large", 2 << 20), ("small", 16 << 10)] {
         let handle = open(client, model, block_bytes).await;
@@ -224,7 +224,7 @@ async fn memory(client: &Client, session: &Session, process: &str) {
             handle.get(&hashes, GetOptions::default(), &mut sink).await.unwrap();
         }
         let used = client.stats().await.unwrap().tiers[0].used_bytes;
-        let (all, heap) = (status_bytes(process, "VmRSS"), status_bytes(process, "RssAnon"));
+        let (all, heap) = (server.status_bytes("VmRSS"), server.status_bytes("RssAnon"));
         println!(
             "memory.limit {LIMIT}, dram {} MiB, {:.1} % of it in use by {model} blocks: RSS {} MiB \
              ({:.1} % of the limit), of which heap {} MiB",

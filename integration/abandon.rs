@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use kvstrata_proto::v1::StatsRequest;
 use proptest::prelude::*;
 
 use crate::{
-    harness::{SERVER_WAIT, Server, wait_until},
-    wire::{BLOCK_BYTES, PutStream, Wire, namespace, payload},
+    harness::Server,
+    wire::{BLOCK_BYTES, PutStream, Wire, namespace, payload, wait_nothing_left},
 };
 
 /// Longer than any wait here, so that an expired lease cannot pass for a freed one.
@@ -119,15 +118,6 @@ impl Actor {
             put.sent = 0;
         }
     }
-}
-
-/// Waits until no session, lease, leased byte or staged byte is left.
-async fn wait_nothing_left(observer: &Wire) {
-    wait_until("nothing is left", SERVER_WAIT, async || {
-        let stats = observer.client.clone().stats(StatsRequest {}).await.unwrap().into_inner();
-        (stats.sessions, stats.leases, stats.leased_bytes, stats.staging_bytes) == (0, 0, 0, 0)
-    })
-    .await;
 }
 
 /// Everything that is readable has its own bytes.

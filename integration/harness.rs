@@ -146,6 +146,14 @@ impl Server {
         self.child.id()
     }
 
+    /// A field of its `/proc/PID/status` that counts KiB, in bytes.
+    pub(crate) fn status_bytes(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process_id()));
+        let status = status.unwrap();
+        let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    }
+
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         let pid = i32::try_from(self.child.id()).unwrap();

@@ -17,14 +17,6 @@ const LIMIT_BYTES: u64 = 256 << 20;
 /// Blocks put at once, in bytes.
 const BATCH_BYTES: u64 = 16 << 20;
 
-/// A field of the server's `/proc/PID/status` that counts KiB, in bytes.
-fn status_bytes(server: &Server, field: &str) -> u64 {
-    let path = format!("/proc/{}/status", server.process_id());
-    let status = std::fs::read_to_string(path).unwrap();
-    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
-}
-
 fn identity(model: &str, bytes: u32) -> NamespaceSpec {
     NamespaceSpec::Engine(Box::new(Identity {
         model: model.into(),
@@ -80,7 +72,7 @@ async fn a_full_node_stays_within_its_limit_and_keeps_payload_off_the_heap() {
         let stats = client.stats().await.unwrap();
         let used = stats.tiers[0].used_bytes;
         assert!(used * 100 >= capacity * 95, "{model}: {used} of {capacity} in use");
-        let (all, heap) = (status_bytes(&server, "VmRSS"), status_bytes(&server, "RssAnon"));
+        let (all, heap) = (server.status_bytes("VmRSS"), server.status_bytes("RssAnon"));
         assert!(all * 100 <= LIMIT_BYTES * 105, "{model}: {all} bytes resident");
         assert!(heap <= LIMIT_BYTES - capacity, "{model}: {heap} bytes on the heap");
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvstrata_proto::v1::{
-    PutData, PutOutcome, PutRequest, ReleaseRequest, RenewRequest, StatsRequest, StatsResponse,
+    PutData, PutOutcome, PutRequest, ReleaseRequest, RenewRequest,
     block_cache_client::BlockCacheClient, put_request,
 };
 use tokio::sync::mpsc;
@@ -12,24 +12,11 @@ use tonic::{Code, transport::Endpoint};
 
 use crate::{
     harness::{SERVER_WAIT, Server, wait_until},
-    wire::{Wire, namespace, payload},
+    wire::{Wire, namespace, payload, stats, wait_nothing_left},
 };
 
 /// Longer than any wait here, so that an expired lease cannot pass for a freed one.
 const TTL: Duration = Duration::from_secs(300);
-
-async fn stats(observer: &Wire) -> StatsResponse {
-    observer.client.clone().stats(StatsRequest {}).await.unwrap().into_inner()
-}
-
-/// Waits until no session, lease, leased byte or staged byte is left.
-async fn wait_nothing_left(observer: &Wire) {
-    wait_until("nothing is left", SERVER_WAIT, async || {
-        let stats = stats(observer).await;
-        (stats.sessions, stats.leases, stats.leased_bytes, stats.staging_bytes) == (0, 0, 0, 0)
-    })
-    .await;
-}
 
 #[tokio::test]
 async fn a_client_that_vanishes_mid_put_and_mid_lease_leaves_nothing() {

@@ -6,15 +6,15 @@ use bytes::Bytes;
 use kvstrata_proto::v1::{
     GetRequest, GetResponse, LeaseRequest, LookupRequest, LookupResponse, Namespace, OpenRequest,
     Part, PartData, PutData, PutOffer, PutOutcome, PutRequest, PutResponse, Range, SessionEvent,
-    SessionRequest, block_cache_client::BlockCacheClient, get_response, open_request, put_request,
-    put_response, session_event,
+    SessionRequest, StatsRequest, StatsResponse, block_cache_client::BlockCacheClient,
+    get_response, open_request, put_request, put_response, session_event,
 };
 use kvstrata_tiers::{block::BlockHash, checksum::part_checksum, namespace::NamespaceId};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
 
-use crate::harness::Server;
+use crate::harness::{SERVER_WAIT, Server, wait_until};
 
 /// Length of the hashes of these tests.
 pub(crate) const HASH_BYTES: usize = 32;
@@ -248,4 +248,18 @@ impl PutStream {
 /// A request to open a namespace.
 pub(crate) fn open(namespace: Namespace) -> OpenRequest {
     OpenRequest { kind: Some(open_request::Kind::Namespace(namespace)), ..OpenRequest::default() }
+}
+
+/// What the server says of itself.
+pub(crate) async fn stats(observer: &Wire) -> StatsResponse {
+    observer.client.clone().stats(StatsRequest {}).await.unwrap().into_inner()
+}
+
+/// Waits until no session, lease, leased byte or staged byte is left.
+pub(crate) async fn wait_nothing_left(observer: &Wire) {
+    wait_until("nothing is left", SERVER_WAIT, async || {
+        let stats = stats(observer).await;
+        (stats.sessions, stats.leases, stats.leased_bytes, stats.staging_bytes) == (0, 0, 0, 0)
+    })
+    .await;
 }

@@ -1,6 +1,6 @@
 //! The random ids that clients hold: whoever knows one may use what it names.
 
-use std::fmt;
+use std::{fmt, marker::PhantomData};
 
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use rand::TryRng;
@@ -8,21 +8,40 @@ use rand::TryRng;
 /// The length of an id on the wire, in bytes: 128 random bits cannot be guessed or met twice.
 pub const ID_BYTES: usize = 16;
 
-/// A session.
+/// What an id names: keeps ids of different things apart.
+pub trait Named: Copy + Ord + std::hash::Hash {}
+
+/// Names a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OfSession {}
+
+/// Names a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OfLease {}
+
+impl Named for OfSession {}
+impl Named for OfLease {}
+
+/// The id of one thing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SessionId([u8; ID_BYTES]);
+pub struct Id<Of: Named> {
+    bytes: [u8; ID_BYTES],
+    of: PhantomData<Of>,
+}
+
+/// A session.
+pub type SessionId = Id<OfSession>;
 
 /// A lease.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseId([u8; ID_BYTES]);
+pub type LeaseId = Id<OfLease>;
 
-impl SessionId {
+impl<Of: Named> Id<Of> {
     /// A new id.
     ///
     /// # Errors
     /// `Internal` if the system has no randomness.
     pub fn random() -> Result<Self> {
-        random().map(Self)
+        Ok(Self { bytes: random()?, of: PhantomData })
     }
 
     /// Reads the id in `field` of a request.
@@ -30,37 +49,27 @@ impl SessionId {
     /// # Errors
     /// `Invalid` if it has another length.
     pub fn read(field: &str, bytes: &[u8]) -> Result<Self> {
-        read(field, bytes).map(Self)
+        match bytes.try_into() {
+            Ok(bytes) => Ok(Self { bytes, of: PhantomData }),
+            Err(_other_length) => Err(Error::invalid(format!(
+                "{field}: {} bytes given, {ID_BYTES} required",
+                bytes.len()
+            ))),
+        }
     }
 
     /// The bytes.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; ID_BYTES] {
-        &self.0
+        &self.bytes
     }
 }
 
-impl LeaseId {
-    /// A new id.
-    ///
-    /// # Errors
-    /// `Internal` if the system has no randomness.
-    pub fn random() -> Result<Self> {
-        random().map(Self)
-    }
-
-    /// Reads the id in `field` of a request.
-    ///
-    /// # Errors
-    /// `Invalid` if it has another length.
-    pub fn read(field: &str, bytes: &[u8]) -> Result<Self> {
-        read(field, bytes).map(Self)
-    }
-
-    /// The bytes.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8; ID_BYTES] {
-        &self.0
+/// Ids are secrets of a kind: logs get the first four bytes.
+impl<Of: Named> fmt::Debug for Id<Of> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.bytes.iter().take(4).try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str("..")
     }
 }
 
@@ -78,33 +87,5 @@ fn random() -> Result<[u8; ID_BYTES]> {
     match rand::rngs::SysRng.try_fill_bytes(&mut bytes) {
         Ok(()) => Ok(bytes),
         Err(why) => Err(Error::new(ErrorKind::Internal, "make a random id").because(why)),
-    }
-}
-
-fn read(field: &str, bytes: &[u8]) -> Result<[u8; ID_BYTES]> {
-    match bytes.try_into() {
-        Ok(id) => Ok(id),
-        Err(_other_length) => Err(Error::invalid(format!(
-            "{field}: {} bytes given, {ID_BYTES} required",
-            bytes.len()
-        ))),
-    }
-}
-
-/// Ids are secrets of a kind: logs get the first four bytes.
-fn short(id: [u8; ID_BYTES], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    id.iter().take(4).try_for_each(|byte| write!(f, "{byte:02x}"))?;
-    f.write_str("..")
-}
-
-impl fmt::Debug for SessionId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        short(self.0, f)
-    }
-}
-
-impl fmt::Debug for LeaseId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        short(self.0, f)
     }
 }

@@ -48,17 +48,12 @@ impl fmt::Display for Samples {
     }
 }
 
-/// A field of `/proc/PID/status` that counts KiB, in bytes.
-pub(crate) fn status_bytes(process: &str, field: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with(field)).unwrap_or_default();
-    let kib = line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
-}
-
 /// Resident memory of this process, in bytes.
 pub(crate) fn rss_bytes() -> u64 {
-    status_bytes("self", "VmRSS")
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap_or_default();
+    let kib = line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
 }
 
 /// CPU seconds that a process has used; 0 for one that does not exist.

@@ -67,7 +67,7 @@ pub struct Usage {
     pub evicted_blocks: u64,
     /// Entries of the map.
     pub index_blocks: u64,
-    /// Bytes that the map has allocated for entries and places; the eviction orders add about 60
+    /// Bytes that the map has allocated for entries and places; the eviction orders add about 24
     /// bytes for each block in dram.
     pub index_bytes: u64,
     /// Offers of a block that was here with other bytes, since the start.
