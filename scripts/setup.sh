@@ -20,6 +20,13 @@ has_cxx_compiler() {
     | c++ -x c++ -o /dev/null - 2>/dev/null
 }
 
+# RocksDB's bindings are made from its headers by libclang.
+has_libclang() {
+  compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' | grep -qv libclang-cpp \
+    || compgen -G '/usr/lib*/libclang.so*' >/dev/null \
+    || compgen -G "${LIBCLANG_PATH:-/nowhere}/libclang*.so*" >/dev/null
+}
+
 # The tests need Python 3.11 or newer with the modules that Debian packages apart.
 has_python() {
   python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -37,6 +44,7 @@ missing_packages() {
   if ! has_c_compiler || ! has_cxx_compiler; then
     echo build-essential
   fi
+  has_libclang || echo libclang-dev
   # Without them neither cargo nor pip can verify what it downloads.
   if command -v apt-get >/dev/null && [[ ! -e ${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt} ]]; then
     echo ca-certificates

@@ -41,8 +41,8 @@ const ONLY: &[Only] = &[
     },
     Only {
         names: &["rocksdb"],
-        rooms: &["tiers/src/nvme/index.rs"],
-        instead: "the index is asked through nvme/index.rs, so that it can be replaced",
+        rooms: &["tiers/src/nvme/index"],
+        instead: "the index is asked through nvme/index, so that it can be replaced",
     },
     Only {
         names: &["cudarc"],

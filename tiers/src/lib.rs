@@ -17,6 +17,7 @@ pub mod limits;
 mod map;
 pub mod metrics;
 pub mod namespace;
+pub mod nvme;
 pub mod stack;
 pub mod store;
 pub mod tier;

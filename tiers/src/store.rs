@@ -6,11 +6,16 @@
 //!
 //! Every implementation passes `testing::suite`. Wrappers deny `clippy::missing_trait_methods`.
 
-use std::{fmt::Debug, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    fmt::Debug,
+    pin::Pin,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
+pub use crate::dram::{BlockWriter, Payload};
 use crate::{
     block::BlockHash,
-    dram::{BlockWriter, Payload},
     error::Result,
     map::{Checksums, Location},
     namespace::{Namespace, NamespaceId},
@@ -33,8 +38,8 @@ pub struct Outgoing {
     pub checksums: Checksums,
 }
 
-/// A block to be read from a colder tier.
-#[derive(Debug, Clone, Copy)]
+/// A block on a colder tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
     /// Its namespace.
     pub namespace: NamespaceId,
@@ -66,6 +71,44 @@ pub struct StoreUsage {
     pub blocks: u64,
 }
 
+/// A block that a colder tier found on its medium when it started.
+#[derive(Debug, Clone)]
+pub struct Found {
+    /// Its namespace.
+    pub namespace: Arc<Namespace>,
+    /// Its hash.
+    pub hash: BlockHash,
+    /// Its bytes.
+    pub len: u32,
+    /// The checksums of its parts.
+    pub checksums: Checksums,
+    /// Where it is.
+    pub location: Location,
+}
+
+/// What a colder tier tells the stack above it, and asks of it. Calls take shard locks for a moment
+/// and never wait; the tier holds no lock of its own meanwhile.
+pub trait Above: Debug + Send + Sync + 'static {
+    /// A block that was there before this process. If the map has the block on this tier already,
+    /// this is its newer place. False: the map has no room, the tier should forget the block.
+    fn found(&self, tier: Tier, block: Found) -> bool;
+
+    /// The tier is about to reclaim these blocks: they are reported as removed and dropped from the
+    /// map before this returns. Those that the map has elsewhere by now stay.
+    fn leaving(&self, tier: Tier, blocks: &[Wanted]);
+
+    /// The tier has copied a block from `block.location` to `to`. False: the map does not have it
+    /// there any more, the new copy is of no use.
+    fn moved(&self, block: &Wanted, to: Location) -> bool;
+
+    /// The last use of each block on the map's clock of touches; `None` for what the map does not
+    /// have at this place (any more).
+    fn ages(&self, tier: Tier, blocks: &[Wanted]) -> Vec<Option<u64>>;
+
+    /// The age below which the coldest `share` (0 to 1) of the tier's blocks lie, from a sample.
+    fn cold_age(&self, tier: Tier, share: f64) -> u64;
+}
+
 /// A colder tier.
 ///
 /// The caller guarantees: one `put` at a time for one block; a location is only passed to the tier
@@ -77,14 +120,19 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
     /// Which tier this is: nvme or object.
     fn tier(&self) -> Tier;
 
+    /// Tells the tier who is above it, once, before anything else. A tier whose stack has gone goes on
+    /// without telling anybody.
+    fn attach(&self, above: Weak<dyn Above>);
+
     /// Copies a block in. When it returns, the block is readable and, for nvme, synced and indexed.
     fn put<'a>(&'a self, block: Outgoing) -> BoxFuture<'a, Result<Location>>;
 
     /// Reads a block into `into`, whose length is that of the block.
     fn get<'a>(&'a self, wanted: Wanted, into: BlockWriter) -> BoxFuture<'a, Result<Load>>;
 
-    /// Forgets a block, for good: it does not come back with a restart. Absent blocks are a success.
-    fn remove<'a>(&'a self, wanted: Wanted) -> BoxFuture<'a, Result<()>>;
+    /// Forgets blocks, for good: they do not come back with a restart. Absent blocks are a success.
+    /// When it returns, none of the places can be read. Dropping the future does not stop it.
+    fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>>;
 
     /// What it holds now.
     fn usage(&self) -> StoreUsage;

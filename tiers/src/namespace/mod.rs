@@ -76,6 +76,12 @@ pub enum NamespaceSpec {
 pub struct NamespaceId([u8; 32]);
 
 impl NamespaceId {
+    /// The id with exactly these bytes.
+    #[must_use]
+    pub fn from_array(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// The id with these bytes, as read from the wire or the disk.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 32]) -> Self {

@@ -370,7 +370,7 @@ impl Shared {
     ) {
         self.drop_location(store.tier(), at, location);
         let wanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
-        if let Err(error) = store.remove(wanted).await {
+        if let Err(error) = store.remove(&[wanted]).await {
             tracing::warn!(%error, tier = store.tier().name(), "damaged block stays on its tier");
         }
     }
@@ -415,7 +415,8 @@ impl Shared {
         if kept {
             self.metrics.stored(tier).inc();
         } else {
-            store.remove(Wanted { namespace: *namespace.id(), hash, location }).await?;
+            let unwanted = Wanted { namespace: *namespace.id(), hash, location };
+            store.remove(&[unwanted]).await?;
         }
         Ok(kept)
     }

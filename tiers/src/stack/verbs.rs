@@ -1,6 +1,9 @@
 //! The small verbs: touch, remove, describe, prefetch; and the accounts.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+};
 
 use super::Shared;
 use crate::{
@@ -8,7 +11,7 @@ use crate::{
     dram::Payload,
     error::{Error, Result},
     limits::NAMESPACE_FIELD_BYTES_MAX,
-    map::{Described, Hashed, removed},
+    map::{Described, Entry, Hashed, removed},
     metrics::EvictReason,
     namespace::Namespace,
     store::Wanted,
@@ -78,6 +81,20 @@ pub struct Usage {
     pub reclaimed_extents: u64,
 }
 
+/// The colder copies of blocks that have left the map, by tier.
+#[derive(Default)]
+struct Colder(BTreeMap<Tier, Vec<Wanted>>);
+
+impl Colder {
+    fn add(&mut self, namespace: &Namespace, entry: &Entry) {
+        for (location, tier) in entry.cold.into_iter().zip([Tier::Nvme, Tier::Object]) {
+            let Some(location) = location else { continue };
+            let (namespace, hash) = (*namespace.id(), entry.key.hash);
+            self.0.entry(tier).or_default().push(Wanted { namespace, hash, location });
+        }
+    }
+}
+
 impl Shared {
     fn keys(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Vec<Hashed> {
         hashes.iter().map(|hash| self.map.hashed(namespace.index(), hash)).collect()
@@ -89,6 +106,7 @@ impl Shared {
 
     pub(super) async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
         let mut count = 0;
+        let mut colder = Colder::default();
         for at in self.keys(namespace, hashes) {
             let Some(entry) = self.map.with(at, |shard| {
                 for tier in shard.entry(at)?.tiers() {
@@ -109,16 +127,13 @@ impl Shared {
                 self.count_evicted(payload, EvictReason::Removed);
                 self.read_or_gone(entry.context, entry.slot_bytes());
             }
-            let cold = entry.cold;
-            drop(entry);
-            for (location, tier) in cold.into_iter().zip([Tier::Nvme, Tier::Object]) {
-                let store = self.cold.iter().find(|store| store.tier() == tier);
-                if let (Some(location), Some(store)) = (location, store) {
-                    let wanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
-                    if let Err(error) = store.remove(wanted).await {
-                        tracing::warn!(%error, tier = tier.name(), "removed block stays on its tier");
-                    }
-                }
+            colder.add(namespace, &entry);
+        }
+        for (tier, blocks) in colder.0 {
+            let Some(store) = self.cold.iter().find(|store| store.tier() == tier) else { continue };
+            if let Err(error) = store.remove(&blocks).await {
+                let blocks = blocks.len();
+                tracing::warn!(%error, tier = tier.name(), blocks, "removed blocks stay on their tier");
             }
         }
         count

@@ -1,7 +1,12 @@
 //! A tier that fails on demand.
 #![deny(clippy::missing_trait_methods)]
 
-use std::{collections::VecDeque, future::pending, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    future::pending,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use parking_lot::Mutex;
 
@@ -9,7 +14,7 @@ use crate::{
     dram::BlockWriter,
     error::{Error, ErrorKind, Result},
     map::Location,
-    store::{BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    store::{Above, BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
 
@@ -116,10 +121,14 @@ impl BlockStore for Faulty {
         })
     }
 
-    fn remove<'a>(&'a self, wanted: Wanted) -> BoxFuture<'a, Result<()>> {
+    fn attach(&self, above: Weak<dyn Above>) {
+        self.inner.attach(above);
+    }
+
+    fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             self.disturb().await?;
-            self.inner.remove(wanted).await
+            self.inner.remove(blocks).await
         })
     }
 

@@ -3,7 +3,10 @@
 use std::{
     collections::HashMap,
     num::NonZeroU64,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use parking_lot::Mutex;
@@ -14,7 +17,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     map::Location,
     namespace::NamespaceId,
-    store::{BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    store::{Above, BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
 
@@ -93,10 +96,15 @@ impl BlockStore for MemoryStore {
         Box::pin(async move { self.get_now(&wanted, into) })
     }
 
-    fn remove<'a>(&'a self, wanted: Wanted) -> BoxFuture<'a, Result<()>> {
+    fn attach(&self, _above: Weak<dyn Above>) {}
+
+    fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             self.check_open()?;
-            self.blocks.lock().remove(&wanted.location.0.get());
+            let mut kept = self.blocks.lock();
+            for block in blocks {
+                kept.remove(&block.location.0.get());
+            }
             Ok(())
         })
     }

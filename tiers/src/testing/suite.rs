@@ -127,9 +127,9 @@ impl Bench {
         let (gone, stays) = (self.put(4096, 200).await?, self.put(4096, 201).await?);
         let wanted =
             Wanted { namespace: *self.namespace(4096)?.id(), hash: hash_of(200), location: gone };
-        self.store.remove(wanted).await?;
+        self.store.remove(&[wanted]).await?;
         // Removing what is not there is a success.
-        self.store.remove(wanted).await?;
+        self.store.remove(&[wanted]).await?;
         let absent = self.get(4096, 200, gone).await?.is_none();
         let again = self.put(4096, 200).await?;
         Ok(absent
@@ -143,7 +143,7 @@ impl Bench {
         let location = self.put(65_536, 300).await?;
         let during = self.store.usage();
         let namespace = *self.namespace(65_536)?.id();
-        self.store.remove(Wanted { namespace, hash: hash_of(300), location }).await?;
+        self.store.remove(&[Wanted { namespace, hash: hash_of(300), location }]).await?;
         let after = self.store.usage();
         Ok(during.blocks == before.blocks + 1
             && during.used_bytes >= before.used_bytes + 65_536
@@ -160,8 +160,13 @@ impl Bench {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Weak;
+
     use super::*;
-    use crate::testing::{Faulty, MemoryStore};
+    use crate::{
+        store::Above,
+        testing::{Faulty, MemoryStore},
+    };
 
     #[tokio::test]
     async fn the_memory_store_keeps_the_contract() {
@@ -210,7 +215,11 @@ mod tests {
             self.0.get(wanted, into)
         }
 
-        fn remove<'a>(&'a self, _wanted: Wanted) -> crate::store::BoxFuture<'a, Result<()>> {
+        fn attach(&self, above: Weak<dyn Above>) {
+            self.0.attach(above);
+        }
+
+        fn remove<'a>(&'a self, _blocks: &'a [Wanted]) -> crate::store::BoxFuture<'a, Result<()>> {
             Box::pin(async { Ok(()) })
         }
 

@@ -249,6 +249,27 @@ impl BlockWriter {
     }
 }
 
+impl BlockWriter {
+    /// The bytes and those behind them up to a whole number of pages of `page_bytes`, for direct I/O.
+    /// `None` if the bytes do not start at such a page, or the slot ends before.
+    #[must_use]
+    pub fn pages_mut(&mut self, page_bytes: usize) -> Option<&mut [u8]> {
+        let start = self.carve.address(self.slot, self.offset);
+        let len = self.len().next_multiple_of(page_bytes.max(1));
+        let end = usize::try_from(self.offset).ok()?.checked_add(len)?;
+        // Only the part that ends the block may reach beyond its own bytes.
+        // Acquire: pairs with the release of a writer that has just let go.
+        let is_last = self.carve.count(self.slot)?.load(Ordering::Acquire) == 1;
+        if !is_last || end > self.carve.slot_bytes || !start.addr().get().is_multiple_of(page_bytes)
+        {
+            return None;
+        }
+        // SAFETY: the range is inside the slot, initialised, and nobody else has any of it: this
+        // writer is the only one of the slot and payloads of it do not exist yet.
+        Some(unsafe { slice::from_raw_parts_mut(start.as_ptr(), len) })
+    }
+}
+
 impl Drop for BlockWriter {
     fn drop(&mut self) {
         // SAFETY: taken exactly once, here; the field is not used afterwards.

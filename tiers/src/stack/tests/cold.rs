@@ -326,8 +326,12 @@ impl BlockStore for Late {
         })
     }
 
-    fn remove<'a>(&'a self, wanted: Wanted) -> BoxFuture<'a, crate::error::Result<()>> {
-        self.0.remove(wanted)
+    fn attach(&self, above: std::sync::Weak<dyn crate::store::Above>) {
+        self.0.attach(above);
+    }
+
+    fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, crate::error::Result<()>> {
+        self.0.remove(blocks)
     }
 
     fn usage(&self) -> StoreUsage {

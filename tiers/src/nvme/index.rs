@@ -1,0 +1,109 @@
+//! The index of the segments: which record holds which block. Lost or stale, it is made again from
+//! the segments, which are the truth.
+//!
+//! Changes are applied in atomic groups, in order. A group that was applied survives the end of the
+//! process; after a loss of power the latest groups may be missing, but never one before another
+//! that is there. Recovery then reads in the segments what [`Change::Indexed`] says is not covered.
+
+use std::{fmt::Debug, io};
+
+use super::device::SegmentId;
+use crate::{
+    block::BlockHash,
+    map::{Checksums, Location},
+    namespace::NamespaceId,
+};
+
+/// Which block. The order is that of the bytes: one namespace is one range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IndexKey {
+    /// Its namespace.
+    pub namespace: NamespaceId,
+    /// Its hash.
+    pub hash: BlockHash,
+}
+
+/// Where its record is and what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IndexEntry {
+    /// The place of the record.
+    pub location: Location,
+    /// The generation of the segment.
+    pub generation: u64,
+    /// Bytes of the block.
+    pub len: u32,
+    /// The checksums of its parts.
+    pub checksums: Checksums,
+}
+
+/// One change of the index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// The block is there (now).
+    Put(IndexKey, IndexEntry),
+    /// The block is not there (any more).
+    Remove(IndexKey),
+    /// All records of a segment below `bytes` are in the index.
+    Indexed {
+        /// The segment.
+        segment: SegmentId,
+        /// Its generation.
+        generation: u64,
+        /// Up to where.
+        bytes: u64,
+    },
+    /// The segment is gone.
+    Forget(SegmentId),
+    /// What a namespace is, encoded.
+    Namespace(NamespaceId, Vec<u8>),
+}
+
+/// One thing that the index holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Known {
+    /// See [`Change::Namespace`].
+    Namespace(NamespaceId, Vec<u8>),
+    /// See [`Change::Indexed`].
+    Indexed {
+        /// The segment.
+        segment: SegmentId,
+        /// Its generation.
+        generation: u64,
+        /// Up to where.
+        bytes: u64,
+    },
+    /// See [`Change::Put`].
+    Block(IndexKey, IndexEntry),
+}
+
+/// What the index takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct IndexUsage {
+    /// Bytes of its files.
+    pub disk_bytes: u64,
+    /// Bytes of memory that it has allocated.
+    pub memory_bytes: u64,
+}
+
+/// The index. Calls block for as long as a write to the page cache takes, seldom for a disk.
+pub trait Index: Debug + Send + Sync + 'static {
+    /// Applies all of `changes` or none.
+    fn apply(&self, changes: &[Change]) -> io::Result<()>;
+
+    /// Where a block is.
+    fn get(&self, key: &IndexKey) -> io::Result<Option<IndexEntry>>;
+
+    /// Visits everything: namespaces, then segments, then blocks in ascending order of their keys.
+    /// What cannot be decoded is passed over and counted in the result. Stops with the error of
+    /// `visit`.
+    fn load(&self, visit: &mut dyn FnMut(Known) -> io::Result<()>) -> io::Result<u64>;
+
+    /// Drops everything.
+    fn clear(&self) -> io::Result<()>;
+
+    /// Opens it again after a failure, if that may help; what was applied stays.
+    fn reopen(&self) -> io::Result<()>;
+
+    /// What it takes.
+    fn usage(&self) -> IndexUsage;
+}

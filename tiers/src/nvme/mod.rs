@@ -1,0 +1,5 @@
+//! The nvme tier.
+
+pub mod aligned;
+pub mod device;
+pub mod index;
