@@ -78,7 +78,7 @@ pub struct NamespaceId([u8; 32]);
 impl NamespaceId {
     /// The id with exactly these bytes.
     #[must_use]
-    pub fn from_array(bytes: [u8; 32]) -> Self {
+    pub const fn from_array(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 

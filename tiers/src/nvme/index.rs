@@ -23,6 +23,12 @@ pub struct IndexKey {
     pub hash: BlockHash,
 }
 
+impl IndexKey {
+    /// The key of what is no block: zeros.
+    pub const NONE: Self =
+        Self { namespace: NamespaceId::from_array([0; 32]), hash: BlockHash::from_array([0; 32]) };
+}
+
 /// Where its record is and what it holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexEntry {

@@ -2,4 +2,5 @@
 
 pub mod aligned;
 pub mod device;
+pub mod format;
 pub mod index;
