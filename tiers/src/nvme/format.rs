@@ -107,6 +107,12 @@ impl Place {
     }
 }
 
+/// The checksum of everything in a segment that is not a part of a block: XXH3-64 without a seed.
+#[must_use]
+pub fn checksum(bytes: &[u8]) -> u64 {
+    xxh3_64(bytes)
+}
+
 /// Pages that hold so many bytes.
 #[must_use]
 pub fn pages(bytes: usize) -> u32 {

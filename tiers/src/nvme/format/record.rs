@@ -253,6 +253,9 @@ pub struct Tombstone {
 }
 
 impl Tombstone {
+    /// Bytes of one in a record.
+    pub const BYTES: usize = TOMBSTONE_BYTES;
+
     /// The payload of a record of tombstones.
     #[must_use]
     pub fn encode_all(tombstones: &[Self]) -> Vec<u8> {

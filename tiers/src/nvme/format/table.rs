@@ -41,6 +41,9 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Bytes of an entry without checksums and encoded namespace.
+    pub const BYTES: usize = ENTRY_BYTES;
+
     /// The entry of a record; `encoded` is the payload of a namespace.
     #[must_use]
     pub fn of(header: &RecordHeader, encoded: &[u8]) -> Self {
@@ -86,6 +89,12 @@ impl EntryTable {
     #[must_use]
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// The entries, taken out.
+    #[must_use]
+    pub fn into_entries(self) -> Vec<Entry> {
+        self.entries
     }
 
     /// Bytes of the encoded table.
