@@ -5,6 +5,7 @@
 //! process; after a loss of power the latest groups may be missing, but never one before another
 //! that is there. Recovery then reads in the segments what [`Change::Indexed`] says is not covered.
 
+#[cfg(any(feature = "rocksdb", feature = "testing", test))]
 pub(crate) mod codec;
 #[cfg(feature = "rocksdb")]
 mod rocks;
@@ -111,7 +112,8 @@ pub trait Index: Debug + Send + Sync + 'static {
     fn get(&self, key: &IndexKey) -> io::Result<Option<IndexEntry>>;
 
     /// Visits everything: namespaces, then segments, then blocks in ascending order of their keys.
-    /// What cannot be decoded is passed over and counted in the result. `visit` must not call the
+    /// What cannot be decoded is passed over and counted in the result: if there is any, then
+    /// [`Known::Indexed`] promises too much, and the segments must be read. `visit` must not call the
     /// index.
     ///
     /// # Errors

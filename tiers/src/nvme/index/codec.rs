@@ -26,8 +26,8 @@
 //!                 21    8 n   checksum of each part, u64; n is 1 to 1024
 //! ```
 //! Numbers are little-endian but for the segment in a key, where big-endian makes the order of the
-//! bytes that of the numbers. A value of another version or length is not decoded: it is passed over,
-//! and what it meant is read from the segments.
+//! bytes that of the numbers. A value of another version or length is not decoded: it is passed over
+//! and counted.
 
 use std::num::NonZeroU64;
 
@@ -41,8 +41,10 @@ use crate::{
 };
 
 /// The key of the marker, before all others.
+#[cfg(any(feature = "rocksdb", test))]
 pub(crate) const MARKER: &[u8] = b"\0format";
 /// The version of keys, kinds and marker; raised when an older build would read them wrongly.
+#[cfg(any(feature = "rocksdb", test))]
 pub(crate) const FORMAT: u32 = 1;
 /// The first key that is loaded.
 pub(crate) const FIRST: &[u8] = &[KIND_NAMESPACE];
