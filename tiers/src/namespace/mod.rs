@@ -11,6 +11,7 @@
 //! Why not one field "model name": each field here has been left out of some shipped cache's key,
 //! and each omission served wrong bytes.
 
+mod decode;
 mod encode;
 mod layout;
 mod table;
