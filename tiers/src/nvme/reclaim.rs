@@ -16,7 +16,7 @@ use super::{
     OpLabel, RejectLabel,
     aligned::PAGE_BYTES,
     device::{SegmentId, SyncPoint},
-    format::{Entry, Kind, Place, Shape, Tombstone},
+    format::{Entry, Kind, Place, Tombstone},
     index::Change,
     item::Item,
     scan::{Scanner, Trouble, read_table, read_trailer},

@@ -180,7 +180,7 @@ impl Writer {
                         self.add_segment(segment, generation, file_bytes, bytes);
                     }
                 }
-                Known::Block(key, entry) => self.load_block(key, entry, state),
+                Known::Block(key, entry) => self.load_block(key, &entry, state),
             }
             Ok(())
         });
@@ -222,10 +222,10 @@ impl Writer {
     }
 
     /// Takes a block that the index knows, if its record is there.
-    fn load_block(&mut self, key: IndexKey, entry: IndexEntry, state: &mut State) {
+    fn load_block(&mut self, key: IndexKey, entry: &IndexEntry, state: &mut State) {
         let place = Place::of(entry.location);
         if self.core.segments.readable(place) == Some(entry.generation)
-            && self.take_block(key, &entry, state)
+            && self.take_block(key, entry, state)
         {
             return;
         }

@@ -27,7 +27,7 @@ pub(super) struct Segment {
     /// How often reclaiming chose a younger one.
     pub(super) passed_over: u32,
     /// Pages of records that were removed: not readable although they are there.
-    removed: HashSet<u32>,
+    pub(super) removed: HashSet<u32>,
 }
 
 /// Sums over all segments.

@@ -128,8 +128,9 @@ impl Writer {
             self.keep_room().await;
             if let Some(done) = taken.closing {
                 self.seal().await;
-                // Nobody waits any more if it took too long.
-                drop(done.send(()));
+                if done.send(()).is_err() {
+                    tracing::warn!("nvme closed later than anybody waited for it");
+                }
                 break;
             }
         }
