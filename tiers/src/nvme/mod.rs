@@ -3,3 +3,9 @@
 pub mod aligned;
 pub mod device;
 pub mod index;
+mod posix;
+mod pread;
+mod uring;
+
+#[cfg(test)]
+mod tests;
