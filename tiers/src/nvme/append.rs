@@ -5,7 +5,6 @@ use std::{
     io,
 };
 
-use futures_util::future::join_all;
 use super::{
     OpLabel, RejectLabel,
     aligned::PAGE_BYTES,
@@ -21,6 +20,7 @@ use crate::{
     error::{Error, ErrorKind},
     map::Checksums,
 };
+use futures_util::future::join_all;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -279,7 +279,8 @@ impl Writer {
                 Then::Put(done) => {
                     *appended += header.shape().bytes();
                     let location = place.location();
-                    let location = location.ok_or_else(|| Error::new(ErrorKind::Internal, "name a place"));
+                    let location =
+                        location.ok_or_else(|| Error::new(ErrorKind::Internal, "name a place"));
                     // Whoever asked may have gone: the record is then dead weight until reclaimed.
                     drop(done.send(location));
                 }
@@ -339,4 +340,3 @@ fn header_of(open: &mut Open, item: &Item) -> RecordHeader {
     open.at += header.shape().bytes();
     header
 }
-

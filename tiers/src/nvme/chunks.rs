@@ -64,7 +64,10 @@ impl Chunks {
     }
 
     pub(super) fn finish(mut self) -> Vec<AlignedBuf> {
-        debug_assert!(self.left == 0 && self.at == self.filling.len(), "fewer bytes than announced");
+        debug_assert!(
+            self.left == 0 && self.at == self.filling.len(),
+            "fewer bytes than announced"
+        );
         self.left = 0;
         self.next();
         self.full

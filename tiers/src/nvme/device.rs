@@ -14,9 +14,16 @@
 use std::{
     fmt::{self, Debug},
     io,
+    path::Path,
+    sync::Arc,
 };
 
-use super::aligned::{AlignedBuf, PAGE_BYTES};
+use super::{
+    aligned::{AlignedBuf, PAGE_BYTES},
+    posix::PosixFiles,
+    pread::PreadDevice,
+    uring::UringDevice,
+};
 use crate::store::{BlockWriter, BoxFuture};
 
 /// The number of a segment: ascending from 1 in the order of creation, never used again.
@@ -131,8 +138,8 @@ pub type Moved<B> = BoxFuture<'static, (B, io::Result<usize>)>;
 ///
 /// Offsets and lengths are multiples of [`PAGE_BYTES`], and buffers start at a page. Reads and writes
 /// may move less than was asked for ([`read_full`] and [`write_full`] go on behind it); 0 bytes read
-/// is the end of the file. An operation begins when its future is first polled; from then on dropping
-/// the future leaves it running to its end. Only `read`, `write` and `sync` may wait for the disk
+/// is the end of the file. An operation begins when its turn comes, not before its future is polled;
+/// once it has begun, dropping the future leaves it running to its end. Only `read`, `write` and `sync` may wait for the disk
 /// without holding a thread of the caller; all else is short and blocking. After an error the device
 /// stays usable, unless the error says otherwise. Dropping the device waits for nothing.
 pub trait Device: Debug + Send + Sync + 'static {
@@ -140,23 +147,44 @@ pub trait Device: Debug + Send + Sync + 'static {
     fn name(&self) -> &'static str;
 
     /// All segments, ascending, with the length of their files.
+    ///
+    /// # Errors
+    /// Those of the file system.
     fn list(&self) -> io::Result<Vec<(SegmentId, u64)>>;
 
     /// Makes a segment file of `bytes`, all of them allocated. It exists for good only after
-    /// [`sync_directory`](Self::sync_directory). Fails with `StorageFull` without a trace.
+    /// [`sync_directory`](Self::sync_directory).
+    ///
+    /// # Errors
+    /// `AlreadyExists` if it is there; `StorageFull` if the disk is, and then nothing of it is left.
     fn create(&self, segment: SegmentId, bytes: u64) -> io::Result<()>;
 
     /// Cuts a segment file to `bytes` and gives the rest back to the file system. That the file is
     /// shorter survives a loss of power only after [`sync`](Self::sync).
+    ///
+    /// # Errors
+    /// `NotFound` if it is not there, `InvalidInput` if it is shorter.
     fn truncate(&self, segment: SegmentId, bytes: u64) -> io::Result<()>;
 
     /// Deletes a segment file. Reads under way may still succeed. Absent files are a success.
+    ///
+    /// # Errors
+    /// Those of the file system.
     fn remove(&self, segment: SegmentId) -> io::Result<()>;
 
     /// Makes creations and deletions so far survive a loss of power.
+    ///
+    /// # Errors
+    /// Those of the disk. What was not synced may then be lost whatever a later sync says.
     fn sync_directory(&self, why: SyncPoint) -> io::Result<()>;
 
     /// How full the disk is.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    ///
+    /// # Blocking
+    /// Looks at every segment file: some microseconds for each.
     fn space(&self) -> io::Result<Space>;
 
     /// Reads from `offset` into `landing`.
@@ -173,6 +201,49 @@ pub trait Device: Debug + Send + Sync + 'static {
 
     /// Makes what was written to a segment survive a loss of power.
     fn sync(&self, segment: SegmentId, why: SyncPoint) -> BoxFuture<'static, io::Result<()>>;
+}
+
+/// How bytes move to and from the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum Engine {
+    /// io_uring if the kernel permits it, else the pool of threads.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    Uring,
+    /// `preadv` and `pwrite` on a bounded pool of threads.
+    Pread,
+}
+
+/// Opens the segments in `directory`, which must exist, and logs which engine moves the bytes.
+///
+/// # Errors
+/// If the directory cannot be used, or [`Engine::Uring`] is asked for and the kernel refuses it.
+pub fn open(directory: &Path, engine: Engine) -> io::Result<Arc<dyn Device>> {
+    let files = PosixFiles::open(directory)?;
+    let direct = files.is_direct();
+    let refusal = match engine {
+        Engine::Pread => None,
+        Engine::Auto | Engine::Uring => match UringDevice::new(Arc::clone(&files)) {
+            Ok(device) => {
+                tracing::info!(engine = device.name(), direct, "nvme device opened");
+                return Ok(Arc::new(device));
+            }
+            Err(error) => Some(error),
+        },
+    };
+    if let (Engine::Uring, Some(error)) = (engine, &refusal) {
+        let what = format!(
+            "io_uring is asked for but refused ({error}): permit it (kernel 5.6 or later, sysctl \
+             kernel.io_uring_disabled=0, a seccomp profile that allows io_uring_setup and \
+             io_uring_enter) or choose the engine auto or pread"
+        );
+        return Err(io::Error::new(error.kind(), what));
+    }
+    let device = PreadDevice::new(files)?;
+    let reason = refusal.map_or_else(|| "as configured".into(), |error| error.to_string());
+    tracing::info!(engine = device.name(), direct, reason, "nvme device opened");
+    Ok(Arc::new(device))
 }
 
 /// Fills all of `landing` from `offset`, which is where its first byte, filled or not, lies.

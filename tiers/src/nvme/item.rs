@@ -153,4 +153,3 @@ pub(super) fn bytes_of(entry: &IndexEntry) -> u64 {
     let len = usize::try_from(entry.len).unwrap_or(usize::MAX);
     Shape::of(sums_of(&entry.checksums).len(), len).bytes()
 }
-

@@ -114,6 +114,17 @@ struct Reason {
     reason: RejectLabel,
 }
 
+fn family<L, M>(registry: &mut Registry, name: &str, help: &str) -> Family<L, M>
+where
+    L: Clone + std::hash::Hash + Eq,
+    M: Default,
+    Family<L, M>: prometheus_client::registry::Metric + Clone,
+{
+    let family = Family::default();
+    registry.register(name, help, family.clone());
+    family
+}
+
 /// The counters of the tier.
 #[derive(Debug, Clone)]
 pub struct NvmeMetrics {
@@ -153,17 +164,8 @@ impl NvmeMetrics {
     /// Makes the counters and names them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let registry = registry.sub_registry_with_prefix("kvstrata_nvme");
-        fn family<L, M>(registry: &mut Registry, name: &str, help: &str) -> Family<L, M>
-        where
-            L: Clone + std::hash::Hash + Eq + EncodeLabelSet + fmt::Debug + Send + Sync + 'static,
-            M: Default + Clone + fmt::Debug + Send + Sync + 'static,
-            Family<L, M>: prometheus_client::registry::Metric,
-        {
-            let family = Family::default();
-            registry.register(name, help, family.clone());
-            family
-        }
-        let state = family(registry, "state", "1 for the state that the tier is in, 0 for the others");
+        let state =
+            family(registry, "state", "1 for the state that the tier is in, 0 for the others");
         let errors: Family<Op, Counter> =
             family(registry, "errors", "Failed operations of the disk and of the index");
         let damaged: Family<What, Counter> =

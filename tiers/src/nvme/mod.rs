@@ -29,13 +29,17 @@ pub mod format;
 pub mod index;
 mod item;
 mod metrics;
+mod posix;
+mod pread;
 mod reader;
 mod reclaim;
 mod recover;
+mod replay;
 mod scan;
 mod seal;
 mod segments;
 mod state;
+mod uring;
 mod writer;
 
 use std::{
@@ -47,33 +51,27 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
+use self::{
+    device::Device, format::SEGMENT_BYTES_MAX, index::Index, reader::Reads, segments::Segments,
+    state::WriteState, writer::Op,
+};
 pub use self::{
     metrics::{DamageLabel, NvmeMetrics, OpLabel, RejectLabel, StateLabel},
     recover::Recovered,
     writer::Writer,
-};
-use self::{
-    device::Device,
-    format::SEGMENT_BYTES_MAX,
-    index::Index,
-    reader::Reads,
-    segments::Segments,
-    state::WriteState,
-    writer::Op,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     limits::MIB,
     map::Location,
     namespace::NamespaceTable,
-    store::{
-        Above, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted,
-    },
+    store::{Above, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
 
-/// The smallest segment, in bytes: writes should be large, and one segment must hold some blocks.
-pub const SEGMENT_BYTES_MIN: u64 = MIB;
+/// The smallest segment, in bytes: one must hold some blocks beside its table. Real ones are far
+/// larger, because writes should be.
+pub const SEGMENT_BYTES_MIN: u64 = MIB / 4;
 /// Segments that the capacity should hold at least, so that reclaiming one is not losing a large part.
 pub const SEGMENTS_MIN: u64 = 4;
 /// Operations that wait for the writer. Blocks in them are pinned in dram, which whoever demotes
@@ -291,5 +289,7 @@ impl BlockStore for NvmeStore {
 /// How long closing waits for the disk: what is accepted is written in less, or never.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 
+#[cfg(test)]
+mod engine_tests;
 #[cfg(test)]
 mod tests;

@@ -81,7 +81,11 @@ impl Writer {
         }
         let mut reclaimed = false;
         loop {
-            let made = if self.has_room() { self.create() } else { Err(io::ErrorKind::StorageFull.into()) };
+            let made = if self.has_room() {
+                self.create()
+            } else {
+                Err(io::ErrorKind::StorageFull.into())
+            };
             match made {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {
@@ -122,7 +126,8 @@ impl Writer {
         }
     }
 
-    /// Reclaims until one more segment fits and there are not too many blocks, or a few times.
+    /// Reclaims until one more segment fits, there are not too many blocks, and none is without a
+    /// live one; or a few times.
     pub(super) async fn keep_room(&mut self) {
         for _ in 0..RECLAIMS_IN_A_ROW {
             let totals = self.core.segments.totals();
@@ -132,7 +137,7 @@ impl Writer {
                 Keep::Nothing
             } else if totals.segments > crowd {
                 Keep::All
-            } else if !self.has_room() {
+            } else if self.core.segments.any_dead() || !self.has_room() {
                 Keep::Hot
             } else {
                 return;
@@ -280,11 +285,14 @@ impl Writer {
                 }
             };
             let segments = &self.core.segments;
-            kept.extend(Tombstone::decode_all(&payload).into_iter().filter(|tombstone| {
-                segments.any_up_to(tombstone.barrier.segment, victim.id)
-            }));
+            kept.extend(
+                Tombstone::decode_all(&payload)
+                    .into_iter()
+                    .filter(|tombstone| segments.any_up_to(tombstone.barrier.segment, victim.id)),
+            );
         }
-        let items = kept.chunks(super::TOMBSTONES_MAX).map(|kept| Item::old_tombstones(kept.to_vec()));
+        let items =
+            kept.chunks(super::TOMBSTONES_MAX).map(|kept| Item::old_tombstones(kept.to_vec()));
         let items: Vec<Item> = items.collect();
         items.is_empty() || self.append(items, false).await
     }
@@ -390,7 +398,9 @@ impl Victim {
     /// Bytes of the blocks that were used after `cold`.
     fn hot_bytes(&self, cold: u64) -> u64 {
         let aged = self.entries.iter().zip(&self.ages);
-        aged.filter(|(_, age)| age.is_some_and(|age| age > cold)).map(|(e, _)| record_bytes(e)).sum()
+        aged.filter(|(_, age)| age.is_some_and(|age| age > cold))
+            .map(|(e, _)| record_bytes(e))
+            .sum()
     }
 
     /// The blocks to keep, in their order: those used after `cold`, up to `bytes_max`, hottest first.

@@ -6,7 +6,9 @@ use std::io;
 use super::{
     aligned::{AlignedBuf, PAGE_BYTES},
     device::{Device, Landing, SegmentId, read_full},
-    format::{Damage, Entry, EntryTable, Kind, RecordHeader, SegmentHeader, Trailer, checksum, pages},
+    format::{
+        Damage, Entry, EntryTable, Kind, RecordHeader, SegmentHeader, Trailer, checksum, pages,
+    },
 };
 
 const PAGE: u64 = PAGE_BYTES as u64;

@@ -62,7 +62,8 @@ impl Segments {
     pub(super) fn readable(&self, place: Place) -> Option<u64> {
         let segments = self.0.lock();
         let segment = segments.get(&place.segment)?;
-        let readable = place.offset() < segment.data_bytes && !segment.removed.contains(&place.unit);
+        let readable =
+            place.offset() < segment.data_bytes && !segment.removed.contains(&place.unit);
         readable.then_some(segment.generation)
     }
 
@@ -101,6 +102,11 @@ impl Segments {
         let segments = self.0.lock();
         let closed = segments.iter().filter(|(_, segment)| segment.closed);
         closed.map(|(id, segment)| (*id, segment.clone())).collect()
+    }
+
+    /// Whether one that the writer is done with holds nothing live.
+    pub(super) fn any_dead(&self) -> bool {
+        self.0.lock().values().any(|segment| segment.closed && segment.live_blocks == 0)
     }
 
     /// The segment `chosen` is reclaimed and not those that are older.

@@ -58,7 +58,9 @@ impl WriteState {
             Mode::Full { until } | Mode::Failing { until, .. } if until <= now => Ok(()),
             Mode::Full { .. } => refuse("write to nvme: it is full"),
             Mode::Failing { .. } => refuse("write to nvme: writing failed a moment ago"),
-            Mode::ReadOnly => refuse("write to nvme: read-only since a sync failed; check the disk"),
+            Mode::ReadOnly => {
+                refuse("write to nvme: read-only since a sync failed; check the disk")
+            }
         }
     }
 
@@ -94,7 +96,8 @@ impl WriteState {
             Mode::Failing { failures, .. } => failures.saturating_add(1),
             Mode::Ready | Mode::Full { .. } => 1,
         };
-        let pause = FAILING_PAUSE.saturating_mul(1 << (failures - 1).min(10)).min(FAILING_PAUSE_MAX);
+        let pause =
+            FAILING_PAUSE.saturating_mul(1 << (failures - 1).min(10)).min(FAILING_PAUSE_MAX);
         tracing::warn!(%error, failures, pause_ms = pause.as_millis(), "nvme write failed");
         *mode = Mode::Failing { until: Instant::now() + pause, failures };
         self.metrics.show_state(StateLabel::Failing);
@@ -159,7 +162,9 @@ mod tests {
     use super::*;
 
     fn state() -> WriteState {
-        WriteState::new(NvmeMetrics::register(&mut prometheus_client::registry::Registry::default()))
+        WriteState::new(
+            NvmeMetrics::register(&mut prometheus_client::registry::Registry::default()),
+        )
     }
 
     #[tokio::test(start_paused = true)]

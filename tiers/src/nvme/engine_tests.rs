@@ -1,0 +1,170 @@
+//! Both engines: the contract, what a forced engine does, and what happens at the end of a device.
+
+use std::{io::ErrorKind, sync::Arc, time::Duration};
+
+use super::{
+    aligned::{AlignedBuf, PAGE_BYTES},
+    device::{Engine, Landing, SegmentId, SyncPoint, open, read_full, write_full},
+};
+use crate::{
+    dram::{Pool, slot_bytes},
+    testing::device_suite,
+};
+
+const FIRST: SegmentId = SegmentId(1);
+
+/// The engines that this kernel permits.
+fn engines() -> Vec<Engine> {
+    let directory = tempfile::tempdir().unwrap();
+    match open(directory.path(), Engine::Uring) {
+        Ok(_) => vec![Engine::Pread, Engine::Uring],
+        Err(error) => {
+            assert!(error.to_string().contains("choose the engine auto or pread"), "{error}");
+            println!("io_uring is not tested here: {error}");
+            vec![Engine::Pread]
+        }
+    }
+}
+
+#[tokio::test]
+async fn pread_keeps_the_contract() {
+    let directory = tempfile::tempdir().unwrap();
+    device_suite::run(open(directory.path(), Engine::Pread).unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_engine_keeps_the_contract() {
+    for engine in engines() {
+        let directory = tempfile::tempdir().unwrap();
+        let device = open(directory.path(), engine).unwrap();
+        let expected = if engine == Engine::Uring { "io_uring" } else { "pread" };
+        assert_eq!(device.name(), expected);
+        device_suite::run(device).await;
+    }
+}
+
+#[tokio::test]
+async fn auto_opens_anywhere_and_finds_what_was_there() {
+    let directory = tempfile::tempdir().unwrap();
+    for engine in engines() {
+        let device = open(directory.path(), engine).unwrap();
+        let number = device.list().unwrap().len();
+        device.create(SegmentId(u64::try_from(number).unwrap() + 1), 1 << 16).unwrap();
+    }
+    let device = open(directory.path(), Engine::Auto).unwrap();
+    assert_eq!(device.list().unwrap().len(), engines().len());
+    let missing = open(&directory.path().join("missing"), Engine::Auto).unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::NotFound);
+    assert!(missing.to_string().contains("missing"), "{missing}");
+}
+
+#[tokio::test]
+async fn operations_outlive_the_device() {
+    for engine in engines() {
+        let directory = tempfile::tempdir().unwrap();
+        let device = open(directory.path(), engine).unwrap();
+        device.create(FIRST, 1 << 20).unwrap();
+        let (_, written) = write_full(&*device, FIRST, 0, AlignedBuf::zeroed(1 << 20)).await;
+        written.unwrap();
+        let mut reads = Vec::new();
+        for _ in 0..100 {
+            let landing = Landing::new(AlignedBuf::zeroed(1 << 16), None);
+            let mut read = device.read(FIRST, 0, landing);
+            let started =
+                std::future::poll_fn(|context| std::task::Poll::Ready(read.as_mut().poll(context)));
+            if started.await.is_pending() {
+                reads.push(read);
+            }
+        }
+        let late = device.read(FIRST, 0, Landing::new(AlignedBuf::zeroed(1 << 16), None));
+        drop(device);
+        for read in reads {
+            assert_eq!(read.await.1.unwrap(), 1 << 16, "{engine:?}");
+        }
+        let _closed = late.await.1.unwrap_err();
+    }
+}
+
+/// The end of the thread that made the calls must not end the operations.
+#[tokio::test]
+async fn operations_outlive_the_thread_of_their_caller() {
+    for engine in engines() {
+        let directory = tempfile::tempdir().unwrap();
+        let device = open(directory.path(), engine).unwrap();
+        device.create(FIRST, 64 << 20).unwrap();
+        device.sync(FIRST, SyncPoint::Records).await.unwrap();
+        let caller = {
+            let device = Arc::clone(&device);
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(async {
+                    for number in 0..32 {
+                        let mut from = AlignedBuf::zeroed(2 << 20);
+                        from.fill(7);
+                        let mut write = device.write(FIRST, number * (2 << 20), from, 0);
+                        std::future::poll_fn(|context| {
+                            drop(write.as_mut().poll(context));
+                            std::task::Poll::Ready(())
+                        })
+                        .await;
+                    }
+                });
+            })
+        };
+        caller.join().unwrap();
+        for number in 0..32 {
+            let mut looks = 0;
+            loop {
+                let landing = Landing::new(AlignedBuf::zeroed(2 << 20), None);
+                let (landing, read) = read_full(&*device, FIRST, number * (2 << 20), landing).await;
+                read.unwrap();
+                if landing.head.iter().all(|byte| *byte == 7) {
+                    break;
+                }
+                looks += 1;
+                assert!(looks < 1000, "{engine:?}: write {number} never happened");
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn threads_end_with_the_device() {
+    fn threads() -> usize {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let names = tasks
+            .filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok());
+        names.filter(|name| name.starts_with("nvme-")).count()
+    }
+    // Other tests run beside this one: the count comes down some time, not at once.
+    for engine in engines() {
+        let directory = tempfile::tempdir().unwrap();
+        let devices: Vec<_> = (0..4).map(|_| open(directory.path(), engine).unwrap()).collect();
+        assert!(threads() >= 4);
+        drop(devices);
+    }
+    let mut looks = 0;
+    while threads() > 0 {
+        looks += 1;
+        assert!(looks < 60_000, "{} threads are left", threads());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn the_landing_goes_on_where_it_was_left() {
+    let pool = Pool::new(1 << 20).unwrap();
+    let body = pool.allocate(slot_bytes(8192, false), &[8192]).unwrap().pop();
+    let mut landing = Landing::new(AlignedBuf::zeroed(PAGE_BYTES), body);
+    assert_eq!((landing.len(), landing.filled()), (3 * PAGE_BYTES, 0));
+    assert_eq!(landing.slices().len(), 2);
+    assert_eq!(landing.advance(PAGE_BYTES - 1), 0, "no whole page");
+    assert_eq!(landing.advance(PAGE_BYTES + 1), PAGE_BYTES);
+    assert_eq!(landing.slices().len(), 1);
+    assert_eq!(landing.advance(PAGE_BYTES), PAGE_BYTES);
+    assert_eq!(landing.slices().iter().map(|slice| slice.len()).sum::<usize>(), PAGE_BYTES);
+    assert_eq!(landing.advance(usize::MAX), PAGE_BYTES);
+    assert!(landing.slices().is_empty());
+    assert_eq!(landing.len(), 3 * PAGE_BYTES);
+}
