@@ -13,6 +13,7 @@ use tokio::{
 
 use super::{
     Core, Recovered,
+    chunks::Buffers,
     device::SegmentId,
     format::Place,
     index::{Change, IndexKey},
@@ -28,8 +29,8 @@ use crate::{
     store::{Outgoing, Urgency, Wanted},
 };
 
-/// The most payload taken into one group, in bytes: it is copied once, and answered together.
-pub(super) const GROUP_BYTES_MAX: u64 = 16 << 20;
+/// The most taken into one group, in bytes: all of it is answered together, after one sync.
+pub(super) const GROUP_BYTES_MAX: u64 = 32 << 20;
 /// A group that is smaller waits for more.
 const GROUP_BYTES_MIN: u64 = 2 << 20;
 /// How long it waits.
@@ -66,6 +67,7 @@ pub struct Writer {
     pub(super) unindexed: Vec<Change>,
     /// A segment is being reclaimed: making room does not make room.
     pub(super) reclaiming: bool,
+    pub(super) buffers: Buffers,
 }
 
 /// Operations taken from the queue.
@@ -96,6 +98,7 @@ impl Writer {
             budget,
             unindexed: Vec::new(),
             reclaiming: false,
+            buffers: Buffers::default(),
         }
     }
 
