@@ -60,6 +60,10 @@ impl Bench {
         let runtime = tokio::runtime::Handle::current();
         let writer = thread::spawn(move || runtime.block_on(writer.run()));
         let arena = Arena::new(sizes.arena_bytes).unwrap();
+        // A server touches its memory ahead of need.
+        let mut all: Vec<_> = std::iter::from_fn(|| arena.writer(sizes.block_bytes)).collect();
+        all.iter_mut().for_each(|writer| writer.bytes_mut().fill(1));
+        drop(all);
         Self { store, arena, namespace, writer: Some(writer) }
     }
 
