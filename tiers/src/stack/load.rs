@@ -15,10 +15,10 @@ use crate::{
     checksum::part_checksum,
     dram::{BlockWriter, Payload, seal, slot_bytes},
     error::Result,
-    map::{Checksums, Hashed, Location, Map, removed, stored},
+    map::{Checksums, Hashed, Location, Map, stored},
     metrics::EvictReason,
     namespace::Namespace,
-    store::{BlockStore, Load, Outgoing, Wanted},
+    store::{BlockStore, Load, Wanted},
     tier::Tier,
 };
 
@@ -134,19 +134,19 @@ impl SingleFlight {
 
 /// Leaves a flight when dropped, also when the load was cancelled. It has the only reference of its
 /// reader, so that the last one to leave finds none but that of the table.
-struct Flight<'a> {
+pub(super) struct Flight<'a> {
     flights: &'a SingleFlight,
     key: BlockKey,
     flight: Option<Arc<tokio::sync::Mutex<()>>>,
 }
 
 impl<'a> Flight<'a> {
-    fn join(flights: &'a SingleFlight, key: BlockKey) -> Self {
+    pub(super) fn join(flights: &'a SingleFlight, key: BlockKey) -> Self {
         Self { flights, key, flight: Some(flights.join(key)) }
     }
 
     /// Waits for the turn of this reader.
-    async fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    pub(super) async fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         match &self.flight {
             Some(flight) => Some(flight.lock().await),
             None => None,
@@ -260,7 +260,6 @@ impl Shared {
             let slot = slot_bytes(len, namespace.layout().is_opaque());
             let Some(mut room) = self.make_room(slot, &[len], 0) else { return Fetch::Busy };
             let Some(writer) = room.pop() else { return Fetch::Busy };
-            let started = Instant::now();
             match self.load_from(store.as_ref(), namespace, at, location, (writer, deadline)).await
             {
                 Ok(payload) => {
@@ -277,7 +276,6 @@ impl Shared {
                         worst = Fetch::Corrupt;
                         continue;
                     }
-                    self.costs.record(tier, u64::from(len), started.elapsed());
                     self.promote(at, slot, &block);
                     return Fetch::Hit(block);
                 }
@@ -337,29 +335,6 @@ impl Shared {
         });
     }
 
-    /// Drops what a colder tier no longer has.
-    fn drop_location(&self, tier: Tier, at: Hashed, location: Location) {
-        let gone = self.map.with(at, |shard| {
-            let id = shard.find(at)?;
-            let place = shard.get_mut(id)?.cold_mut(tier)?;
-            if *place != Some(location) {
-                return None;
-            }
-            *place = None;
-            shard.push(removed(at.key, tier));
-            let entry = shard.get(id)?;
-            if entry.hottest().is_some() || entry.staging.is_some() {
-                None
-            } else {
-                shard.remove(at)
-            }
-        });
-        if let Some(entry) = gone {
-            self.map.count(false);
-            self.count_gone(at.key.namespace, entry.len);
-        }
-    }
-
     /// Quarantines a colder copy: out of the map first, then off the tier.
     async fn forget(
         &self,
@@ -373,52 +348,6 @@ impl Shared {
         if let Err(error) = store.remove(&[wanted]).await {
             tracing::warn!(%error, tier = store.tier().name(), "damaged block stays on its tier");
         }
-    }
-
-    /// Copies a dram block to a colder tier.
-    pub(super) async fn demote(
-        &self,
-        namespace: &Arc<Namespace>,
-        hash: BlockHash,
-        tier: Tier,
-    ) -> Result<bool> {
-        let Some(store) = self.cold.iter().find(|store| store.tier() == tier) else {
-            return Ok(false);
-        };
-        let at = self.map.hashed(namespace.index(), hash);
-        // One at a time for each block: a second copy would be on the tier and in no map.
-        let flight = Flight::join(&self.demotions, at.key);
-        let _turn = flight.turn().await;
-        let block = self.map.with(at, |shard| {
-            let entry = shard.get_mut(shard.find(at)?)?;
-            let is_there = entry.cold_mut(tier).is_some_and(|place| place.is_some());
-            Some((entry.payload.clone()?, entry.checksums.clone(), is_there))
-        });
-        let Some((payload, checksums, is_there)) = block else { return Ok(false) };
-        if is_there {
-            return Ok(true);
-        }
-        let outgoing = Outgoing { namespace: Arc::clone(namespace), hash, payload, checksums };
-        let payload = outgoing.payload.clone();
-        let location = store.put(outgoing).await?;
-        let kept = self.map.with(at, |shard| {
-            let Some(entry) = shard.find(at).and_then(|id| shard.get_mut(id)) else { return false };
-            // Removed and put again meanwhile: the copy is not of what is here now.
-            if !entry.payload.as_ref().is_some_and(|now| now.is_same(&payload)) {
-                return false;
-            }
-            let Some(place) = entry.cold_mut(tier) else { return false };
-            *place = Some(location);
-            shard.push(stored(at.key, tier));
-            true
-        });
-        if kept {
-            self.metrics.stored(tier).inc();
-        } else {
-            let unwanted = Wanted { namespace: *namespace.id(), hash, location };
-            store.remove(&[unwanted]).await?;
-        }
-        Ok(kept)
     }
 }
 

@@ -80,6 +80,8 @@ struct Position {
     len: u32,
     /// Offered parts that are not done yet; 0 when the position is settled.
     left: u32,
+    /// This batch has made it readable.
+    readable: bool,
 }
 
 /// An open put. Dropping it gives up what it did not complete.
@@ -168,7 +170,7 @@ impl PutBatch {
             Claim::Wanted => u32::try_from(self.parts.len()).unwrap_or(u32::MAX),
             Claim::Duplicate | Claim::Differs | Claim::Pending | Claim::Refused => 0,
         };
-        self.positions.push(Position { at, len, left });
+        self.positions.push(Position { at, len, left, readable: false });
         self.claims.push(claim);
     }
 
@@ -348,12 +350,20 @@ impl PutBatch {
             }
             Seal::Readable => {
                 self.stored = true;
+                self.note_readable(piece.position);
                 self.part_done(slot, PutOutcome::Stored)
             }
             Seal::Fragment => {
                 self.stored = true;
                 self.part_done(slot, PutOutcome::PartStored)
             }
+        }
+    }
+
+    fn note_readable(&mut self, position: u32) {
+        let position = usize::try_from(position).ok().and_then(|p| self.positions.get_mut(p));
+        if let Some(position) = position {
+            position.readable = true;
         }
     }
 
@@ -491,5 +501,8 @@ impl Drop for PutBatch {
             }
         }
         self.shared.contexts.let_go(self.context, 0);
+        // In chain order: a run of a prefix should lie together on nvme, too.
+        let readable = self.positions.iter().filter(|position| position.readable);
+        self.shared.demote_later(readable.map(|position| position.at));
     }
 }

@@ -334,6 +334,10 @@ impl BlockStore for Late {
         self.0.remove(blocks)
     }
 
+    fn shed(&self) {
+        self.0.shed();
+    }
+
     fn usage(&self) -> StoreUsage {
         self.0.usage()
     }
