@@ -46,9 +46,7 @@ use std::{
 use tokio::time::Instant;
 
 pub(crate) use self::context::ContextId;
-use self::{
-    clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight, room::Cadence,
-};
+use self::{clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight, room::Cadence};
 pub use self::{
     load::{Block, Fetch, PartBytes},
     lookup::{Answer, Ask, Pin},

@@ -107,10 +107,9 @@ impl Shared {
                 return Candidate::There;
             }
             match &entry.payload {
-                Some(_) => Candidate::Resident {
-                    bytes: entry.slot_bytes(),
-                    reused: entry.context == 0,
-                },
+                Some(_) => {
+                    Candidate::Resident { bytes: entry.slot_bytes(), reused: entry.context == 0 }
+                }
                 None => Candidate::Gone,
             }
         })

@@ -22,6 +22,9 @@ use crate::{
     tier::Tier,
 };
 
+/// Places at which a block is looked for on one tier: one that is moved again and again is not read.
+const PLACES_MAX: usize = 3;
+
 /// A readable block. Its memory stays as it is while this exists.
 #[derive(Debug, Clone)]
 pub struct Block {
@@ -98,6 +101,13 @@ pub enum Fetch {
     Busy,
     /// It is not here.
     Miss,
+}
+
+/// A copy on a colder tier, as the map knows it.
+struct ColdCopy {
+    location: Location,
+    len: u32,
+    checksums: Checksums,
 }
 
 /// What the map says of a block that is to be read.
@@ -250,39 +260,58 @@ impl Shared {
     ) -> Fetch {
         let mut worst = Fetch::Miss;
         for store in &self.cold {
-            let found = self.map.with(at, |shard| {
-                let id = shard.find(at)?;
-                let entry = shard.get_mut(id)?;
-                let location = (*entry.cold_mut(store.tier())?)?;
-                Some((location, entry.len, entry.checksums.clone()))
-            });
-            let Some((location, len, checksums)) = found else { continue };
-            let slot = slot_bytes(len, namespace.layout().is_opaque());
-            let Some(mut room) = self.make_room(slot, &[len], 0) else { return Fetch::Busy };
-            let Some(writer) = room.pop() else { return Fetch::Busy };
-            match self.load_from(store.as_ref(), namespace, at, location, (writer, deadline)).await
-            {
-                Ok(payload) => {
-                    let tier = store.tier();
-                    let block =
-                        Block { namespace: Arc::clone(namespace), payload, checksums, tier };
-                    if !block.is_right(&at.key.hash, &[]) {
-                        self.metrics.corrupt(tier).inc();
-                        self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
-                        let forgotten = self.forget(store.as_ref(), namespace, at, location);
-                        if timeout_at(deadline, forgotten).await.is_err() {
-                            return Fetch::Timeout;
-                        }
-                        worst = Fetch::Corrupt;
-                        continue;
-                    }
-                    self.promote(at, slot, &block);
-                    return Fetch::Hit(block);
+            let mut tried = None;
+            for _ in 0..PLACES_MAX {
+                // Not there, but somewhere else by now: the tier has moved it.
+                let copy = self.cold_copy(store.tier(), at);
+                let Some(copy) = copy.filter(|copy| tried != Some(copy.location)) else { break };
+                tried = Some(copy.location);
+                match self.load_copy(store.as_ref(), namespace, (at, &copy), deadline).await {
+                    Fetch::Hit(block) => return Fetch::Hit(block),
+                    outcome => worst = outcome,
                 }
-                Err(outcome) => worst = outcome,
             }
         }
         worst
+    }
+
+    fn cold_copy(&self, tier: Tier, at: Hashed) -> Option<ColdCopy> {
+        self.map.with(at, |shard| {
+            let entry = shard.entry(at)?;
+            let location = entry.cold(tier)?;
+            Some(ColdCopy { location, len: entry.len, checksums: entry.checksums.clone() })
+        })
+    }
+
+    /// Loads one copy into dram and verifies it.
+    async fn load_copy(
+        &self,
+        store: &dyn BlockStore,
+        namespace: &Arc<Namespace>,
+        (at, copy): (Hashed, &ColdCopy),
+        deadline: Instant,
+    ) -> Fetch {
+        let slot = slot_bytes(copy.len, namespace.layout().is_opaque());
+        let Some(mut room) = self.make_room(slot, &[copy.len], 0) else { return Fetch::Busy };
+        let Some(writer) = room.pop() else { return Fetch::Busy };
+        let read = self.load_from(store, namespace, at, copy.location, (writer, deadline));
+        let payload = match read.await {
+            Ok(payload) => payload,
+            Err(outcome) => return outcome,
+        };
+        let (tier, checksums) = (store.tier(), copy.checksums.clone());
+        let block = Block { namespace: Arc::clone(namespace), payload, checksums, tier };
+        if block.is_right(&at.key.hash, &[]) {
+            self.promote(at, slot, &block);
+            return Fetch::Hit(block);
+        }
+        self.metrics.corrupt(tier).inc();
+        self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
+        let forgotten = self.forget(store, namespace, at, copy.location);
+        match timeout_at(deadline, forgotten).await {
+            Ok(()) => Fetch::Corrupt,
+            Err(_elapsed) => Fetch::Timeout,
+        }
     }
 
     /// Reads one block from one tier, within the deadline.
@@ -296,6 +325,7 @@ impl Shared {
     ) -> Result<Payload, Fetch> {
         let wanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
         let len = u32::try_from(writer.len()).unwrap_or(u32::MAX);
+        let _queued = self.costs.queue(store.tier(), u64::from(len));
         match timeout_at(deadline, store.get(wanted, writer)).await {
             Ok(Ok(Load::Hit(writer))) => seal(vec![writer], len).map_err(|_lost| Fetch::Miss),
             Ok(Ok(Load::Busy(_))) => Err(Fetch::Busy),

@@ -78,7 +78,10 @@ impl Shared {
         let now = self.map.ages(1);
         let evict = |shard| self.map.with_shard(shard, |shard| shard.evict_entry(now)).flatten();
         let coldest = self.map.coldest(None).and_then(|(_, shard)| evict(shard));
-        let Some(evicted) = coldest.or_else(|| (0..SHARDS).find_map(evict)) else { return false };
+        let Some(evicted) = coldest.or_else(|| (0..SHARDS).find_map(evict)) else {
+            self.cold.iter().for_each(|store| store.shed());
+            return false;
+        };
         self.contexts.took(context, share.max(evicted.slot_bytes()));
         self.settle(&evicted, EvictReason::Index);
         true

@@ -111,9 +111,10 @@ impl MemoryStore {
         checksums: Checksums,
     ) -> bool {
         let namespace = Arc::clone(namespace);
-        let older = self.copies().into_iter().filter(|copy| {
-            (copy.namespace, copy.hash) == (*namespace.id(), hash)
-        });
+        let older = self
+            .copies()
+            .into_iter()
+            .filter(|copy| (copy.namespace, copy.hash) == (*namespace.id(), hash));
         let older: Vec<Wanted> = older.collect();
         let kept = Kept { namespace, hash, bytes: bytes.into(), checksums };
         let Some(location) = self.keep(kept.clone()) else { return false };
