@@ -18,7 +18,7 @@ use crate::{
     dram::BlockWriter,
     error::{Error, ErrorKind, Result},
     map::{Checksums, Location},
-    namespace::Namespace,
+    namespace::{Namespace, NamespaceTable},
     store::{Above, BlockStore, BoxFuture, Found, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
@@ -128,13 +128,15 @@ impl MemoryStore {
         stays
     }
 
-    /// Tells the stack above what it holds, as a tier does that was started again; returns how many
-    /// blocks the stack knows of now.
-    pub fn recover(&self) -> usize {
+    /// Tells the stack above what it holds of these namespaces, as a tier does that was started again;
+    /// returns how many blocks the stack knows of now. The rest is forgotten.
+    pub fn recover(&self, namespaces: &NamespaceTable) -> usize {
         let held: Vec<_> = self.blocks.lock().iter().map(|(n, kept)| (*n, kept.clone())).collect();
         let mut known = 0;
-        for (number, kept) in held {
-            if self.tell(&kept, Location(number)) {
+        for (number, mut kept) in held {
+            let open = namespaces.get(kept.namespace.id().as_bytes());
+            let is_open = open.map(|namespace| kept.namespace = namespace).is_ok();
+            if is_open && self.tell(&kept, Location(number)) {
                 known += 1;
             } else {
                 self.blocks.lock().remove(&number);
