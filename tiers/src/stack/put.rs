@@ -350,7 +350,6 @@ impl PutBatch {
             }
             Seal::Readable => {
                 self.stored = true;
-                self.note_readable(piece.position);
                 self.part_done(slot, PutOutcome::Stored)
             }
             Seal::Fragment => {
@@ -360,16 +359,10 @@ impl PutBatch {
         }
     }
 
-    fn note_readable(&mut self, position: u32) {
-        let position = usize::try_from(position).ok().and_then(|p| self.positions.get_mut(p));
-        if let Some(position) = position {
-            position.readable = true;
-        }
-    }
-
     fn part_done(&mut self, slot: (u32, u32), outcome: PutOutcome) -> Option<PutOutcome> {
         let position = self.positions.get_mut(usize::try_from(slot.0).ok()?)?;
         position.left = position.left.saturating_sub(1);
+        position.readable |= outcome == PutOutcome::Stored;
         if position.left > 0 {
             self.done.insert(slot);
             return None;
@@ -480,13 +473,9 @@ impl PutBatch {
     /// Ends the batch: what it stored is touched tail first, what is still open is given up.
     pub fn finish(mut self) {
         if std::mem::take(&mut self.stored) {
-            let keys: Vec<Hashed> = self.positions.iter().map(|position| position.at).collect();
-            let wanted = self.claims.iter().map(|claim| *claim == Claim::Wanted);
-            let keys: Vec<Hashed> = keys
-                .into_iter()
-                .zip(wanted)
-                .filter_map(|(at, wanted)| wanted.then_some(at))
-                .collect();
+            let both = self.positions.iter().zip(&self.claims);
+            let wanted = both.filter(|(_, claim)| **claim == Claim::Wanted);
+            let keys: Vec<Hashed> = wanted.map(|(position, _)| position.at).collect();
             self.shared.touch_keys(&keys);
         }
     }
