@@ -1,9 +1,14 @@
 //! Random histories against one promise: right bytes or nothing, and nothing left over.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::MemoryStore;
+use crate::{
+    block::BlockKey, checksum::part_checksum, event::TierEvent, map::Checksums, store::Above,
+    testing::MemoryStore,
+};
 
 const BLOCKS: u64 = 80;
 
@@ -21,6 +26,11 @@ enum Step {
     Large { number: u64 },
     Rank { from: u64, count: u64, part: u32 },
     Demote { number: u64 },
+    Clean { turns: usize },
+    Reclaim { count: usize },
+    Compact { which: usize },
+    Discover { number: u64 },
+    Shed,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -41,6 +51,11 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (block(), span(), 0..2_u32)
             .prop_map(|(from, count, part)| Step::Rank { from, count, part }),
         3 => block().prop_map(|number| Step::Demote { number }),
+        2 => (0..30_usize).prop_map(|turns| Step::Clean { turns }),
+        1 => (0..20_usize).prop_map(|count| Step::Reclaim { count }),
+        2 => (0..40_usize).prop_map(|which| Step::Compact { which }),
+        3 => block().prop_map(|number| Step::Discover { number }),
+        1 => Just(Step::Shed),
     ]
 }
 
@@ -51,17 +66,22 @@ struct World {
     nvme: Arc<MemoryStore>,
     open: Vec<(PutBatch, Vec<u64>, usize)>,
     held: Vec<(u64, Vec<Pin>)>,
+    feed: EventFeed,
+    /// What the events said so far.
+    told: BTreeSet<(BlockKey, Tier)>,
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(index_blocks_max: u64) -> Self {
         // 32 blocks of the usual size: everything is under pressure all the time.
         let nvme = Arc::new(MemoryStore::new(Tier::Nvme));
         let cold = Arc::clone(&nvme) as Arc<dyn BlockStore>;
-        let fixture = Fixture::new(2 * MIB, vec![cold]).unwrap();
+        let fixture = Fixture::with_index(2 * MIB, index_blocks_max, vec![cold]).unwrap();
         let namespace = fixture.namespace("m", &[32_768, 32_768]).unwrap();
         let large = fixture.namespace("large", &[1 << 19]).unwrap();
-        Self { fixture, namespace, large, nvme, open: Vec::new(), held: Vec::new() }
+        let feed = fixture.stack.subscribe();
+        let (open, held, told) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Self { fixture, namespace, large, nvme, open, held, feed, told }
     }
 
     async fn run(&mut self, step: Step) {
@@ -119,8 +139,70 @@ impl World {
                 let hash = hash_of(number);
                 self.fixture.stack.demote(&self.namespace, hash, Tier::Nvme).await.unwrap();
             }
+            Step::Clean { turns } => {
+                let stop = async {
+                    for _ in 0..turns {
+                        tokio::task::yield_now().await;
+                    }
+                };
+                self.fixture.stack.clean(stop).await;
+            }
+            Step::Reclaim { count } => self.nvme.reclaim(count),
+            Step::Compact { which } => {
+                if let Some(copy) = self.nvme.copies().get(which) {
+                    assert!(self.nvme.compact(copy), "every copy is known");
+                }
+            }
+            Step::Discover { number } => {
+                self.discover(number);
+            }
+            Step::Shed => self.nvme.shed(),
         }
         self.check_held();
+        self.check_events();
+        self.check_copies();
+    }
+
+    fn discover(&self, number: u64) -> bool {
+        let (namespace, hash) = (&self.namespace, hash_of(number));
+        let parts = [0, 1].map(|part| block_bytes(namespace, number, part, 32_768));
+        let sum =
+            |(rank, bytes): (u32, &Vec<u8>)| part_checksum(namespace.id(), &hash, 0, rank, bytes);
+        let sums = (0..).zip(&parts).map(sum).collect();
+        self.nvme.discover(namespace, hash, &parts.concat(), Checksums::new(sums))
+    }
+
+    /// What the events told is what the map has.
+    fn check_events(&mut self) {
+        for shard in 0..self.feed.shards() {
+            match self.feed.drain(shard) {
+                crate::event::Drained::Resync(blocks) => self.told.extend(blocks),
+                crate::event::Drained::Events(events) => {
+                    for event in events {
+                        let fits = match event {
+                            TierEvent::Stored { key, tier } => self.told.insert((key, tier)),
+                            TierEvent::Removed { key, tier } => self.told.remove(&(key, tier)),
+                        };
+                        assert!(fits, "told twice: {event:?}");
+                    }
+                }
+            }
+        }
+        let map = &self.fixture.stack.shared.map;
+        let shards = (0..crate::limits::SHARDS).filter_map(|n| map.with_shard(n, |s| s.readable()));
+        let here: BTreeSet<_> = shards.flatten().collect();
+        assert_eq!(self.told, here);
+    }
+
+    /// Every copy of the tier is known, and every copy that is known is there.
+    fn check_copies(&self) {
+        let shared = &self.fixture.stack.shared;
+        let copies = self.nvme.copies();
+        for (copy, age) in copies.iter().zip(shared.ages(Tier::Nvme, &copies)) {
+            assert!(age.is_some(), "no map knows of {copy:?}");
+        }
+        let known = self.told.iter().filter(|(_, tier)| *tier == Tier::Nvme).count();
+        assert_eq!(copies.len(), known);
     }
 
     fn put(&mut self, from: u64, count: u64, give_up_at: Option<usize>) {
@@ -171,11 +253,13 @@ proptest! {
 
     #[test]
     fn every_history_ends_with_right_bytes_and_nothing_left(
-        steps in prop::collection::vec(step(), 1..60)
+        steps in prop::collection::vec(step(), 1..60),
+        // Enough for everything, and less than the blocks that there are.
+        index_blocks_max in prop_oneof![Just(1 << 20), Just(72)],
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let mut world = World::new();
+            let mut world = World::new(index_blocks_max);
             for step in steps {
                 world.run(step).await;
                 audit(&world.fixture);
