@@ -11,7 +11,7 @@ use crate::{
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// The longest pause: how late it may be noticed that a tier is well again.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Least time between two lines of log about trouble.
+/// Trouble that comes again within this time is the same one: one line of log.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What is known of the tier.
@@ -62,8 +62,11 @@ impl Mood {
         kind.is_retryable().then_some(Admission::All)
     }
 
+    /// Says so when trouble begins, not while it lasts.
     fn warn(&mut self, error: &Error, now: Instant) {
-        if self.warned.is_none_or(|warned| now.duration_since(warned) >= WARN_INTERVAL) {
+        let known = [self.short_until, self.paused_until, self.warned];
+        let lasts = known.iter().flatten().any(|known| now < *known + WARN_INTERVAL);
+        if self.failures == 0 && !lasts {
             self.warned = Some(now);
             tracing::warn!(%error, "nvme does not take all demotions; dram evicts some blocks for good");
         }
@@ -110,6 +113,21 @@ mod tests {
         assert_eq!(pauses[9], PAUSE_MAX);
         mood.well();
         assert!(!mood.is_troubled() && mood.paused_until(Instant::now()).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn trouble_that_lasts_is_told_once() {
+        let mut mood = Mood::default();
+        let kind = ErrorKind::Exhausted { retry_after: Duration::from_secs(1) };
+        let error = Error::new(kind, "write");
+        let start = Instant::now();
+        for second in 0..1000 {
+            mood.trouble(&error, false, start + Duration::from_secs(second));
+        }
+        assert_eq!(mood.warned, Some(start));
+        let later = start + Duration::from_secs(2000);
+        mood.trouble(&error, false, later);
+        assert_eq!(mood.warned, Some(later));
     }
 
     #[tokio::test(start_paused = true)]

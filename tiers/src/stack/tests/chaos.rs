@@ -25,6 +25,12 @@ enum Step {
     Remove { number: u64 },
     Large { number: u64 },
     Rank { from: u64, count: u64, part: u32 },
+    Tier(TierStep),
+}
+
+/// What happens on nvme, or between it and dram.
+#[derive(Debug, Clone)]
+enum TierStep {
     Demote { number: u64 },
     Clean { turns: usize },
     Reclaim { count: usize },
@@ -50,12 +56,18 @@ fn step() -> impl Strategy<Value = Step> {
         1 => block().prop_map(|number| Step::Large { number }),
         2 => (block(), span(), 0..2_u32)
             .prop_map(|(from, count, part)| Step::Rank { from, count, part }),
-        3 => block().prop_map(|number| Step::Demote { number }),
-        2 => (0..30_usize).prop_map(|turns| Step::Clean { turns }),
-        1 => (0..20_usize).prop_map(|count| Step::Reclaim { count }),
-        2 => (0..40_usize).prop_map(|which| Step::Compact { which }),
-        3 => block().prop_map(|number| Step::Discover { number }),
-        1 => Just(Step::Shed),
+        12 => tier_step().prop_map(Step::Tier),
+    ]
+}
+
+fn tier_step() -> impl Strategy<Value = TierStep> {
+    prop_oneof![
+        3 => (0..BLOCKS).prop_map(|number| TierStep::Demote { number }),
+        2 => (0..30_usize).prop_map(|turns| TierStep::Clean { turns }),
+        1 => (0..20_usize).prop_map(|count| TierStep::Reclaim { count }),
+        2 => (0..40_usize).prop_map(|which| TierStep::Compact { which }),
+        3 => (0..BLOCKS).prop_map(|number| TierStep::Discover { number }),
+        1 => Just(TierStep::Shed),
     ]
 }
 
@@ -135,11 +147,20 @@ impl World {
                 let numbers: Vec<u64> = (from..from + count).collect();
                 put_part(&self.fixture, &self.namespace, &numbers, part, None);
             }
-            Step::Demote { number } => {
+            Step::Tier(step) => self.run_tier(step).await,
+        }
+        self.check_held();
+        self.check_events();
+        self.check_copies();
+    }
+
+    async fn run_tier(&self, step: TierStep) {
+        match step {
+            TierStep::Demote { number } => {
                 let hash = hash_of(number);
                 self.fixture.stack.demote(&self.namespace, hash, Tier::Nvme).await.unwrap();
             }
-            Step::Clean { turns } => {
+            TierStep::Clean { turns } => {
                 let stop = async {
                     for _ in 0..turns {
                         tokio::task::yield_now().await;
@@ -147,20 +168,17 @@ impl World {
                 };
                 self.fixture.stack.clean(stop).await;
             }
-            Step::Reclaim { count } => self.nvme.reclaim(count),
-            Step::Compact { which } => {
+            TierStep::Reclaim { count } => self.nvme.reclaim(count),
+            TierStep::Compact { which } => {
                 if let Some(copy) = self.nvme.copies().get(which) {
                     assert!(self.nvme.compact(copy), "every copy is known");
                 }
             }
-            Step::Discover { number } => {
+            TierStep::Discover { number } => {
                 self.discover(number);
             }
-            Step::Shed => self.nvme.shed(),
+            TierStep::Shed => self.nvme.shed(),
         }
-        self.check_held();
-        self.check_events();
-        self.check_copies();
     }
 
     fn discover(&self, number: u64) -> bool {
@@ -302,15 +320,19 @@ fn threads_do_not_disturb_one_another() {
     let fixture = Fixture::new(2 * MIB, vec![Arc::clone(&nvme) as Arc<dyn BlockStore>]).unwrap();
     let namespace = fixture.namespace("m", &[8192, 8192]).unwrap();
     let (mut hits, mut asked) = (0, 0);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
     std::thread::scope(|scope| {
+        scope.spawn(|| clean_until(&fixture, stopped.clone()));
+        scope.spawn(|| churn(&nvme, &stopped));
         let workers: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let (fixture, namespace) = (&fixture, &namespace);
                 scope.spawn(move || work(fixture, namespace, thread, ROUNDS))
             })
             .collect();
-        for worker in workers {
-            let (found, of) = worker.join().unwrap();
+        let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        stop.send_replace(true);
+        for (found, of) in done.into_iter().map(Result::unwrap) {
             hits += found;
             asked += of;
         }
@@ -328,6 +350,31 @@ fn threads_do_not_disturb_one_another() {
     let shared = &fixture.stack.shared;
     assert_eq!((shared.contexts.len(), shared.pool.used_bytes()), (0, 0));
     assert_eq!((nvme.usage().blocks, shared.map.len()), (0, 0));
+}
+
+/// The cleaner, on a thread of its own.
+fn clean_until(fixture: &Fixture, mut stopped: tokio::sync::watch::Receiver<bool>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let stop = async move { drop(stopped.wait_for(|stopped| *stopped).await) };
+    runtime.block_on(fixture.stack.clean(stop));
+}
+
+/// A tier that reclaims, sheds and compacts all the time.
+fn churn(nvme: &MemoryStore, stopped: &tokio::sync::watch::Receiver<bool>) {
+    let mut rounds = 0_usize;
+    while !*stopped.borrow() {
+        rounds += 1;
+        let copies = nvme.copies();
+        if let Some(copy) = copies.get(rounds % copies.len().max(1)) {
+            // Whoever removed it meanwhile was faster.
+            let _moved = nvme.compact(copy);
+        }
+        match rounds % 64 {
+            0 => nvme.reclaim(3),
+            32 => nvme.shed(),
+            _ => std::thread::yield_now(),
+        }
+    }
 }
 
 /// Puts, leases, reads and removes chains out of 192 blocks, 128 of which fit.
