@@ -330,7 +330,7 @@ fn threads_do_not_disturb_one_another() {
                 scope.spawn(move || work(fixture, namespace, thread, ROUNDS))
             })
             .collect();
-        let done: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        let done: Vec<_> = workers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         stop.send_replace(true);
         for (found, of) in done.into_iter().map(Result::unwrap) {
             hits += found;
