@@ -46,7 +46,9 @@ use std::{
 use tokio::time::Instant;
 
 pub(crate) use self::context::ContextId;
-use self::{clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight, room::Cadence};
+use self::{
+    above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight, room::Cadence,
+};
 pub use self::{
     load::{Block, Fetch, PartBytes},
     lookup::{Answer, Ask, Pin},
@@ -96,6 +98,7 @@ pub(crate) struct Shared {
     costs: Costs,
     flights: SingleFlight,
     demotions: SingleFlight,
+    early: Early,
     metrics: TierMetrics,
     index_blocks_max: usize,
     batches: AtomicU64,
@@ -135,6 +138,7 @@ impl Stack {
             costs: Costs::default(),
             flights: SingleFlight::default(),
             demotions: SingleFlight::default(),
+            early: Early::default(),
             metrics,
             index_blocks_max,
             batches: AtomicU64::new(1),

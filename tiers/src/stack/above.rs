@@ -2,11 +2,18 @@
 //!
 //! A tier speaks of a copy by its location. What the map has elsewhere by then is another copy, so
 //! every call compares the location under the shard's lock and does nothing if it is not the one.
+//!
+//! A tier may speak of a copy that it has made and whose demotion has not told the map yet. What it
+//! says is kept for that demotion, which takes the place from there; until then the copy counts as
+//! one that the map has.
 
-use std::sync::atomic::Ordering;
+use std::{collections::HashMap, sync::atomic::Ordering};
+
+use parking_lot::Mutex;
 
 use super::Shared;
 use crate::{
+    block::BlockKey,
     limits::SHARDS,
     map::{Entry, Hashed, Location, Shard, removed, stored},
     store::{Above, Found, Wanted},
@@ -19,6 +26,43 @@ const FOUND_FREE_DIVISOR: usize = 8;
 const SAMPLE_AGES_MAX: usize = 4096;
 /// Places of one shard that are looked at for it: tens of microseconds under the lock.
 const SAMPLE_PLACES: usize = 1024;
+
+/// What tiers said of copies before the map knew them.
+#[derive(Debug, Default)]
+pub(crate) struct Early(Mutex<HashMap<BlockKey, Said>>);
+
+#[derive(Debug, Clone, Copy)]
+struct Said {
+    tier: Tier,
+    from: Location,
+    /// Where it is now; none if it has left.
+    to: Option<Location>,
+}
+
+impl Early {
+    fn say(&self, key: BlockKey, said: Said) {
+        let mut early = self.0.lock();
+        match early.get_mut(&key) {
+            Some(known) if known.tier == said.tier && known.to == Some(said.from) => {
+                known.to = said.to;
+            }
+            Some(_) | None => drop(early.insert(key, said)),
+        }
+    }
+
+    /// Where a copy made at `made` is by now; none if it has left. What was said is forgotten.
+    pub(super) fn take(&self, key: BlockKey, tier: Tier, made: Location) -> Option<Location> {
+        match self.0.lock().remove(&key) {
+            Some(said) if said.tier == tier && said.from == made => said.to,
+            Some(_) | None => Some(made),
+        }
+    }
+
+    /// Forgets what was said of a block.
+    pub(super) fn forget(&self, key: BlockKey) {
+        self.0.lock().remove(&key);
+    }
+}
 
 /// How a block that was found changed the map.
 enum Change {
@@ -59,17 +103,26 @@ impl Above for Shared {
 
     fn leaving(&self, tier: Tier, blocks: &[Wanted]) {
         for block in blocks {
-            if let Some(at) = self.at(block) {
-                self.drop_location(tier, at, block.location);
-            }
+            let Some(at) = self.at(block) else { continue };
+            self.map.with(at, |shard| {
+                if self.is_being_copied(shard, at, tier) {
+                    self.early.say(at.key, Said { tier, from: block.location, to: None });
+                }
+            });
+            self.drop_location(tier, at, block.location);
         }
     }
 
     fn moved(&self, block: &Wanted, to: Location) -> bool {
         let Some(at) = self.at(block) else { return false };
+        let tier = Tier::Nvme;
         self.map.with(at, |shard| {
+            if self.is_being_copied(shard, at, tier) {
+                self.early.say(at.key, Said { tier, from: block.location, to: Some(to) });
+                return true;
+            }
             let entry = shard.find(at).and_then(|id| shard.get_mut(id));
-            match entry.and_then(|entry| entry.cold_mut(Tier::Nvme)) {
+            match entry.and_then(|entry| entry.cold_mut(tier)) {
                 Some(place) if *place == Some(block.location) => {
                     *place = Some(to);
                     true
@@ -84,7 +137,8 @@ impl Above for Shared {
             let at = self.at(block)?;
             self.map.with(at, |shard| {
                 let entry = shard.entry(at)?;
-                (entry.cold(tier) == Some(block.location)).then_some(entry.age)
+                let is_here = entry.cold(tier) == Some(block.location);
+                (is_here || self.is_being_copied(shard, at, tier)).then_some(entry.age)
             })
         };
         blocks.iter().map(age).collect()
@@ -112,6 +166,12 @@ impl Shared {
     fn at(&self, block: &Wanted) -> Option<Hashed> {
         let namespace = self.namespaces.get(block.namespace.as_bytes()).ok()?;
         Some(self.map.hashed(namespace.index(), block.hash))
+    }
+
+    /// A copy may be on the tier that the map is about to be told of.
+    fn is_being_copied(&self, shard: &Shard, at: Hashed, tier: Tier) -> bool {
+        let unknown = |entry: &Entry| entry.payload.is_some() && entry.cold(tier).is_none();
+        shard.entry(at).is_some_and(unknown) && self.demotions.has(at.key)
     }
 
     /// Puts a block that was found into the map, if that has room for it and nothing better.

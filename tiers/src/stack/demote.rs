@@ -145,30 +145,41 @@ impl Shared {
             Err(nothing_to_do) => return Ok(nothing_to_do),
         };
         let payload = outgoing.payload.clone();
-        let location = store.put(outgoing).await?;
-        if self.keep_copy(tier, at, &payload, location) {
+        self.early.forget(at.key);
+        let copied = store.put(outgoing).await;
+        let copied = copied.inspect_err(|_failed| self.early.forget(at.key))?;
+        let Err(location) = self.keep_copy(tier, at, &payload, copied) else {
             self.metrics.stored(tier).inc();
             self.metrics.demoted(urgency).inc();
             return Ok(Demotion::Copied);
-        }
+        };
         let unwanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
         store.remove(&[unwanted]).await?;
         Ok(Demotion::Gone)
     }
 
-    /// Tells the map of a copy. False: the block was removed, or removed and put again, meanwhile.
-    fn keep_copy(&self, tier: Tier, at: Hashed, payload: &Payload, location: Location) -> bool {
+    /// Tells the map of a copy. If the block was removed, or removed and put again meanwhile, or the
+    /// copy has left already: the place of a copy that nobody wants.
+    fn keep_copy(
+        &self,
+        tier: Tier,
+        at: Hashed,
+        payload: &Payload,
+        made: Location,
+    ) -> Result<(), Location> {
         self.map.with(at, |shard| {
-            let Some(entry) = shard.find(at).and_then(|id| shard.get_mut(id)) else { return false };
-            if !entry.payload.as_ref().is_some_and(|now| now.is_same(payload)) {
-                return false;
+            let now = self.early.take(at.key, tier, made);
+            let unwanted = now.unwrap_or(made);
+            let location = now.ok_or(unwanted)?;
+            let entry = shard.find(at).and_then(|id| shard.get_mut(id)).ok_or(unwanted)?;
+            if !entry.payload.as_ref().is_some_and(|here| here.is_same(payload)) {
+                return Err(unwanted);
             }
-            let Some(place) = entry.cold_mut(tier) else { return false };
             // The tier may have found an older copy meanwhile: this is the newer place.
-            if place.replace(location).is_none() {
+            if entry.cold_mut(tier).ok_or(unwanted)?.replace(location).is_none() {
                 shard.push(stored(at.key, tier));
             }
-            true
+            Ok(())
         })
     }
 

@@ -136,6 +136,11 @@ impl SingleFlight {
         }
     }
 
+    /// Somebody is loading the block, or waits to.
+    pub(super) fn has(&self, key: BlockKey) -> bool {
+        self.0.lock().contains_key(&key)
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.0.lock().len()

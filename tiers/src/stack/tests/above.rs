@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::{
+    dram::BlockWriter,
     event::TierEvent::{Removed, Stored},
-    map::{Checksums, Hashed},
-    store::{Above, Wanted},
+    map::{Checksums, Hashed, Location},
+    store::{Above, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     testing::MemoryStore,
 };
 
@@ -276,54 +277,119 @@ async fn a_map_full_of_cold_blocks_takes_puts_again_after_the_tier_has_shed() {
     assert!(!has(&tiers.fixture, &tiers.namespace, 0).await, "the oldest have left");
 }
 
-#[tokio::test]
-async fn a_block_that_was_moved_while_it_is_read_is_found() {
-    use crate::store::{BoxFuture, Load, Outgoing, StoreUsage};
-    /// Moves a block just before it is read.
-    #[derive(Debug)]
-    struct Moving(Arc<MemoryStore>, std::sync::atomic::AtomicBool);
-    impl BlockStore for Moving {
-        fn tier(&self) -> Tier {
-            self.0.tier()
-        }
-        fn put<'a>(
-            &'a self,
-            block: Outgoing,
-        ) -> BoxFuture<'a, crate::error::Result<crate::map::Location>> {
-            self.0.put(block)
-        }
-        fn get<'a>(
-            &'a self,
-            wanted: Wanted,
-            into: crate::dram::BlockWriter,
-        ) -> BoxFuture<'a, crate::error::Result<Load>> {
-            if self.1.swap(false, Ordering::Relaxed) {
-                assert!(self.0.compact(&wanted));
-            }
-            self.0.get(wanted, into)
-        }
-        fn attach(&self, above: std::sync::Weak<dyn Above>) {
-            self.0.attach(above);
-        }
-        fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, crate::error::Result<()>> {
-            self.0.remove(blocks)
-        }
-        fn shed(&self) {
-            self.0.shed();
-        }
-        fn usage(&self) -> StoreUsage {
-            self.0.usage()
-        }
-        fn close<'a>(&'a self) -> BoxFuture<'a, crate::error::Result<()>> {
-            self.0.close()
-        }
+/// What a tier does to the copy in the middle of a call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Meanwhile {
+    MoveBeforeFirstRead,
+    MoveBeforeEachRead,
+    MoveTwiceAfterWrite,
+    ReclaimAfterWrite,
+}
+
+/// A tier that moves or reclaims a copy at the worst time.
+#[derive(Debug)]
+struct Hasty(Arc<MemoryStore>, Meanwhile);
+
+impl BlockStore for Hasty {
+    fn tier(&self) -> Tier {
+        self.0.tier()
     }
+
+    fn put<'a>(&'a self, block: Outgoing) -> BoxFuture<'a, crate::error::Result<Location>> {
+        Box::pin(async move {
+            let location = self.0.put(block).await?;
+            match self.1 {
+                Meanwhile::MoveBeforeFirstRead | Meanwhile::MoveBeforeEachRead => {}
+                Meanwhile::MoveTwiceAfterWrite => {
+                    for _ in 0..2 {
+                        assert!(self.0.compact(&self.0.copies()[0]));
+                    }
+                }
+                Meanwhile::ReclaimAfterWrite => self.0.reclaim(1),
+            }
+            Ok(location)
+        })
+    }
+
+    fn get<'a>(
+        &'a self,
+        wanted: Wanted,
+        into: BlockWriter,
+    ) -> BoxFuture<'a, crate::error::Result<Load>> {
+        let first = wanted.location == Location(std::num::NonZeroU64::MIN);
+        if first || self.1 == Meanwhile::MoveBeforeEachRead {
+            assert!(self.0.compact(&wanted));
+        }
+        self.0.get(wanted, into)
+    }
+
+    fn attach(&self, above: std::sync::Weak<dyn Above>) {
+        self.0.attach(above);
+    }
+
+    fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, crate::error::Result<()>> {
+        self.0.remove(blocks)
+    }
+
+    fn shed(&self) {
+        self.0.shed();
+    }
+
+    fn usage(&self) -> StoreUsage {
+        self.0.usage()
+    }
+
+    fn close<'a>(&'a self) -> BoxFuture<'a, crate::error::Result<()>> {
+        self.0.close()
+    }
+}
+
+fn hasty(meanwhile: Meanwhile) -> Tiers {
     let nvme = Arc::new(MemoryStore::new(Tier::Nvme));
-    let moving: Arc<dyn BlockStore> = Arc::new(Moving(Arc::clone(&nvme), true.into()));
-    let fixture = Fixture::new(MIB, vec![moving]).unwrap();
+    let hasty: Arc<dyn BlockStore> = Arc::new(Hasty(Arc::clone(&nvme), meanwhile));
+    let fixture = Fixture::new(MIB, vec![hasty]).unwrap();
     let namespace = fixture.namespace("m", &[4096]).unwrap();
-    let tiers = Tiers { fixture, namespace, nvme };
-    assert!(tiers.discover(1));
+    Tiers { fixture, namespace, nvme }
+}
+
+#[tokio::test]
+async fn a_copy_that_moves_before_the_map_knows_it_is_known_where_it_is() {
+    let tiers = hasty(Meanwhile::MoveTwiceAfterWrite);
+    tiers.fixture.put(&tiers.namespace, &[1]).unwrap();
+    tiers.demote(1).await;
+    let copy = tiers.copy(1);
+    assert!(tiers.ages(&[copy])[0].is_some());
+    assert_eq!(tiers.nvme.usage().blocks, 1);
+    let packed = pack(&[1]);
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    assert_eq!(tiers.nvme.usage().blocks, 0);
+    assert_quiet(&tiers.fixture);
+    audit(&tiers.fixture);
+}
+
+#[tokio::test]
+async fn a_copy_that_leaves_before_the_map_knows_it_was_not_made() {
+    let tiers = hasty(Meanwhile::ReclaimAfterWrite);
+    tiers.fixture.put(&tiers.namespace, &[1]).unwrap();
+    let feed = tiers.fixture.stack.subscribe();
+    drain(&feed);
+    let hash = hash_of(1);
+    assert!(!tiers.fixture.stack.demote(&tiers.namespace, hash, Tier::Nvme).await.unwrap());
+    assert!(drain(&feed).is_empty());
     assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
     assert_quiet(&tiers.fixture);
+    audit(&tiers.fixture);
+}
+
+#[tokio::test]
+async fn a_copy_that_moves_while_it_is_read_is_read_or_missed_and_stays_known() {
+    let tiers = hasty(Meanwhile::MoveBeforeFirstRead);
+    assert!(tiers.discover(1));
+    assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
+    let tiers = hasty(Meanwhile::MoveBeforeEachRead);
+    assert!(tiers.discover(1));
+    assert!(!has(&tiers.fixture, &tiers.namespace, 1).await);
+    assert_eq!(tiers.ages(&[tiers.copy(1)]), [Some(0)], "it is there");
+    assert_quiet(&tiers.fixture);
+    audit(&tiers.fixture);
 }
