@@ -115,7 +115,8 @@ pub trait Above: Debug + Send + Sync + 'static {
     fn moved(&self, block: &Wanted, to: Location) -> bool;
 
     /// The last use of each block on the map's clock of touches; `None` for what the map does not
-    /// have at this place (any more).
+    /// have at this place (any more). A copy whose put is under way counts as one that it has: the
+    /// tier may say of it that it moves or leaves.
     fn ages(&self, tier: Tier, blocks: &[Wanted]) -> Vec<Option<u64>>;
 
     /// The age below which the coldest `share` (0 to 1) of the tier's blocks lie, from a sample.
