@@ -11,6 +11,7 @@ use kvstrata_tiers::{
     metrics::TierMetrics,
     namespace::NamespaceTable,
     stack::{Stack, StackConfig},
+    tier::Tier,
 };
 use prometheus_client::registry::Registry;
 use serde::Serialize;
@@ -262,6 +263,10 @@ impl Server {
         let (leases, stop) = (self.node.leases.clone(), tasks.stop_token());
         tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
         let stack = self.node.stack.clone();
+        if stack.has_tier(Tier::Nvme) {
+            let (stack, stop) = (stack.clone(), tasks.stop_token());
+            tasks.spawn_critical("cleaner", async move { stack.clean(stop.cancelled()).await });
+        }
         // Clearing memory takes a core for as long as there is memory: requests come first.
         tasks.spawn_idle(
             "pre-touch",

@@ -15,6 +15,7 @@ pub struct StoreGauges {
     index_blocks: Gauge,
     index_bytes: Gauge,
     staging_bytes: Gauge,
+    demote_queue_blocks: Gauge,
 }
 
 impl StoreGauges {
@@ -22,7 +23,12 @@ impl StoreGauges {
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let gauges = Self::default();
-        let counts: [(&str, &str, &Gauge); 2] = [
+        let counts: [(&str, &str, &Gauge); 3] = [
+            (
+                "demote_queue_blocks",
+                "Blocks that wait to be copied to nvme",
+                &gauges.demote_queue_blocks,
+            ),
             ("dram_blocks", "Readable blocks in dram", &gauges.dram_blocks),
             ("index_blocks", "Blocks in the index, on all tiers", &gauges.index_blocks),
         ];
@@ -54,6 +60,7 @@ impl StoreGauges {
             (&self.index_blocks, usage.index_blocks),
             (&self.index_bytes, usage.index_bytes),
             (&self.staging_bytes, usage.staging_bytes),
+            (&self.demote_queue_blocks, usage.demote_queue_blocks),
         ];
         for (gauge, value) in pairs {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));

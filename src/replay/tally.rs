@@ -81,6 +81,8 @@ pub struct PutCounts {
     pub refused: u64,
     /// Damaged on the way to the server.
     pub corrupt: u64,
+    /// Stored, but not on nvme as asked; replays do not ask.
+    pub not_durable: u64,
 }
 
 /// Everything that one client counted.
@@ -166,6 +168,7 @@ impl Tally {
             pending: count(PutOutcome::Pending),
             refused: count(PutOutcome::Refused),
             corrupt: count(PutOutcome::Corrupt),
+            not_durable: count(PutOutcome::NotDurable),
         };
         self.put_bytes += report.sent_bytes;
     }
@@ -200,6 +203,7 @@ impl AddAssign for PutCounts {
         self.pending += other.pending;
         self.refused += other.refused;
         self.corrupt += other.corrupt;
+        self.not_durable += other.not_durable;
     }
 }
 
@@ -213,5 +217,6 @@ impl PutCounts {
             + self.pending
             + self.refused
             + self.corrupt
+            + self.not_durable
     }
 }

@@ -256,6 +256,10 @@ impl BlockStore for NvmeStore {
         })
     }
 
+    fn shed(&self) {
+        self.core.shed.notify_one();
+    }
+
     fn usage(&self) -> StoreUsage {
         let totals = self.core.segments.totals();
         StoreUsage {

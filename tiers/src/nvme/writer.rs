@@ -116,11 +116,11 @@ impl Writer {
             let core = Arc::clone(&self.core);
             let op = tokio::select! {
                 biased;
-                op = self.queue.recv() => op,
                 () = core.shed.notified() => {
                     self.shed().await;
                     continue;
                 }
+                op = self.queue.recv() => op,
             };
             let Some(op) = op else { break };
             let mut taken = Taken::default();
