@@ -2,5 +2,6 @@
 
 pub mod aligned;
 pub mod device;
+pub mod directory;
 pub mod format;
 pub mod index;
