@@ -273,7 +273,7 @@ fn find(own: &Path, node: &str) -> Result<Found, DirectoryError> {
         let of_a_start = [LOCK, DRAFT].map(OsStr::new).contains(&name.as_os_str());
         let empty = || fs::read_dir(entry.path()).is_ok_and(|mut inside| inside.next().is_none());
         let place = [SEGMENTS, INDEX].map(OsStr::new).contains(&name.as_os_str());
-        if !of_a_start && !(place && empty()) {
+        if !(of_a_start || place && empty()) {
             return Ok(Found::Not(Reason::Foreign));
         }
     }
