@@ -171,7 +171,8 @@ impl Server {
         self.addresses
     }
 
-    /// Serves until `shutdown` resolves, then drains; calls `ready` once when it serves.
+    /// Serves until `shutdown` resolves, then drains; calls `ready` once when it serves. What is left
+    /// to do then is to drop it, which closes the store and may wait for a disk.
     ///
     /// # Errors
     /// `Failed` if a critical task ended before.
@@ -179,7 +180,7 @@ impl Server {
     /// # Cancel safety
     /// Not safe: tasks would go on without anybody to join them.
     pub async fn serve(
-        mut self,
+        &mut self,
         shutdown: impl Future<Output = ()>,
         ready: impl FnOnce(Addresses),
     ) -> Result<(), ServeError> {
