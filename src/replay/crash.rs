@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn removals_are_as_frequent_as_asked_and_do_not_depend_on_order() {
-        let removals = Removals::new(&options("1", 5, 0.1));
+        let removals = Removals::new(&options("1", 6, 0.1));
         let removed: Vec<_> = (0..10_000).filter_map(|at| removals.after(at, 8)).collect();
         assert!((900..1100).contains(&removed.len()), "{} of 10,000", removed.len());
         assert!((0..8).all(|block| removed.contains(&block)));
