@@ -57,7 +57,7 @@ async fn restart(directory: &Path, sizes: &Sizes, stored: u64) {
     let fixture = Fixture::new(1 << 20, Vec::new()).unwrap();
     let parts = NvmeParts {
         device: open(&directory.join("segments"), Engine::Auto).unwrap(),
-        index: index.clone(),
+        index: Arc::<RocksIndex>::clone(&index),
         namespaces: Arc::clone(&fixture.namespaces),
         metrics: NvmeMetrics::register(&mut Registry::default()),
     };

@@ -65,7 +65,7 @@ use crate::{
     map::Map,
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
-    store::BlockStore,
+    store::{BlockStore, StoreUsage},
     tier::Tier,
 };
 
@@ -310,6 +310,12 @@ impl Stack {
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.shared.usage()
+    }
+
+    /// What the colder tiers hold now, hot to cold.
+    #[must_use]
+    pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
+        self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
     }
 
     /// The longest block that this stack can hold, in bytes.

@@ -82,6 +82,8 @@ pub struct StoreUsage {
     pub used_bytes: u64,
     /// Blocks it holds.
     pub blocks: u64,
+    /// Blocks that left since the start because room was needed.
+    pub evicted_blocks: u64,
 }
 
 /// A block that a colder tier found on its medium when it started.

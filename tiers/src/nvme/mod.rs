@@ -267,6 +267,7 @@ impl BlockStore for NvmeStore {
             capacity_bytes: self.core.config.capacity_bytes,
             used_bytes: totals.data_bytes,
             blocks: totals.live_blocks,
+            evicted_blocks: self.core.metrics.reclaimed_blocks.get(),
         }
     }
 

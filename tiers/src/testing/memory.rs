@@ -241,6 +241,7 @@ impl BlockStore for MemoryStore {
             capacity_bytes: 0,
             used_bytes: u64::try_from(used).unwrap_or(u64::MAX),
             blocks: u64::try_from(blocks.len()).unwrap_or(u64::MAX),
+            evicted_blocks: 0,
         }
     }
 
