@@ -139,9 +139,10 @@ pub type Moved<B> = BoxFuture<'static, (B, io::Result<usize>)>;
 /// Offsets and lengths are multiples of [`PAGE_BYTES`], and buffers start at a page. Reads and writes
 /// may move less than was asked for ([`read_full`] and [`write_full`] go on behind it); 0 bytes read
 /// is the end of the file. An operation begins when its turn comes, not before its future is polled;
-/// once it has begun, dropping the future leaves it running to its end. Only `read`, `write` and `sync` may wait for the disk
-/// without holding a thread of the caller; all else is short and blocking. After an error the device
-/// stays usable, unless the error says otherwise. Dropping the device waits for nothing.
+/// once it has begun, dropping the future leaves it running to its end. Only `read`, `write` and
+/// `sync` may wait for the disk without holding a thread of the caller; all else is short and
+/// blocking. After an error the device stays usable, unless the error says otherwise. Dropping the
+/// device waits for nothing.
 pub trait Device: Debug + Send + Sync + 'static {
     /// Name of the engine, for logs and metrics: `io_uring`, `pread`, ...
     fn name(&self) -> &'static str;

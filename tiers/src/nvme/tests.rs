@@ -3,13 +3,10 @@
 use std::{io::ErrorKind, sync::Arc, time::Duration};
 
 use super::{
-    aligned::{AlignedBuf, PAGE_BYTES},
+    aligned::AlignedBuf,
     device::{Engine, Landing, SegmentId, SyncPoint, open, read_full, write_full},
 };
-use crate::{
-    dram::{Pool, slot_bytes},
-    testing::device_suite,
-};
+use crate::testing::device_suite;
 
 const FIRST: SegmentId = SegmentId(1);
 
@@ -150,21 +147,4 @@ async fn threads_end_with_the_device() {
         assert!(looks < 60_000, "{} threads are left", threads());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-}
-
-#[tokio::test]
-async fn the_landing_goes_on_where_it_was_left() {
-    let pool = Pool::new(1 << 20).unwrap();
-    let body = pool.allocate(slot_bytes(8192, false), &[8192]).unwrap().pop();
-    let mut landing = Landing::new(AlignedBuf::zeroed(PAGE_BYTES), body);
-    assert_eq!((landing.len(), landing.filled()), (3 * PAGE_BYTES, 0));
-    assert_eq!(landing.slices().len(), 2);
-    assert_eq!(landing.advance(PAGE_BYTES - 1), 0, "no whole page");
-    assert_eq!(landing.advance(PAGE_BYTES + 1), PAGE_BYTES);
-    assert_eq!(landing.slices().len(), 1);
-    assert_eq!(landing.advance(PAGE_BYTES), PAGE_BYTES);
-    assert_eq!(landing.slices().iter().map(|slice| slice.len()).sum::<usize>(), PAGE_BYTES);
-    assert_eq!(landing.advance(usize::MAX), PAGE_BYTES);
-    assert!(landing.slices().is_empty());
-    assert_eq!(landing.len(), 3 * PAGE_BYTES);
 }

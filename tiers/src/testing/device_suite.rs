@@ -364,4 +364,21 @@ mod tests {
         let inner = Arc::new(VolatileDevice::new(16 << 20));
         run(Arc::new(FaultyDevice::new(inner, 1))).await;
     }
+
+    #[test]
+    fn the_landing_goes_on_where_it_was_left() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let body = pool.allocate(slot_bytes(8192, false), &[8192]).unwrap().pop();
+        let mut landing = Landing::new(AlignedBuf::zeroed(PAGE_BYTES), body);
+        assert_eq!((landing.len(), landing.filled()), (3 * PAGE_BYTES, 0));
+        assert_eq!(landing.slices().len(), 2);
+        assert_eq!(landing.advance(PAGE_BYTES - 1), 0, "no whole page");
+        assert_eq!(landing.advance(PAGE_BYTES + 1), PAGE_BYTES);
+        assert_eq!(landing.slices().len(), 1);
+        assert_eq!(landing.advance(PAGE_BYTES), PAGE_BYTES);
+        assert_eq!(landing.slices().iter().map(|slice| slice.len()).sum::<usize>(), PAGE_BYTES);
+        assert_eq!(landing.advance(usize::MAX), PAGE_BYTES);
+        assert!(landing.slices().is_empty());
+        assert_eq!(landing.len(), 3 * PAGE_BYTES);
+    }
 }

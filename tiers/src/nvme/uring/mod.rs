@@ -18,9 +18,9 @@
 //!   write into is never freed.
 //!
 //! Why callers do not submit for themselves: the kernel ties an operation to the thread that
-//! submitted it, and cancels what it has queued for that thread when the thread ends; callers are on
-//! the threads of a runtime, which come and go. A submission may also take long: without direct I/O
-//! it copies the bytes.
+//! submitted it, and that thread cannot end before the operation does, nor be sure that what is
+//! queued for it is not cancelled; callers are on the threads of a runtime, which come and go. A
+//! submission may also take long: without direct I/O it copies the bytes.
 
 mod op;
 mod ring;
@@ -177,3 +177,6 @@ impl Device for UringDevice {
 fn lost() -> io::Error {
     io::Error::other("the io_uring of the nvme device is gone: open the device again")
 }
+
+#[cfg(test)]
+mod tests;
