@@ -236,8 +236,8 @@ pub fn open(directory: &Path, engine: Engine) -> io::Result<Arc<dyn Device>> {
     if let (Engine::Uring, Some(error)) = (engine, &refusal) {
         let what = format!(
             "io_uring is asked for but refused ({error}): permit it (kernel 5.6 or later, sysctl \
-             kernel.io_uring_disabled=0, a seccomp profile that allows io_uring_setup and \
-             io_uring_enter) or choose the engine auto or pread"
+             kernel.io_uring_disabled=0, a seccomp profile that allows io_uring_setup, \
+             io_uring_enter and io_uring_register) or choose the engine auto or pread"
         );
         return Err(io::Error::new(error.kind(), what));
     }

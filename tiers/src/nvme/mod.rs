@@ -5,6 +5,7 @@ pub mod device;
 pub mod index;
 mod posix;
 mod pread;
+mod turn;
 mod uring;
 
 #[cfg(test)]

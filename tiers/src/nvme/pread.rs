@@ -21,6 +21,7 @@ use super::{
     aligned::AlignedBuf,
     device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
     posix::{MOVE_BYTES_MAX, PosixFiles, failed},
+    turn::turn,
 };
 use crate::store::BoxFuture;
 
@@ -53,7 +54,7 @@ impl Pool {
         &self,
         work: impl FnOnce(&PosixFiles) -> T + Send + 'static,
     ) -> Option<T> {
-        let turn = Arc::clone(&self.turns).acquire_owned().await.ok()?;
+        let turn = turn(&self.turns).await?;
         let (done, outcome) = oneshot::channel();
         {
             let mut queue = self.queue.lock();

@@ -355,7 +355,7 @@ fn is_filled(bytes: &[u8], with: u8) -> bool {
     bytes.iter().all(|byte| *byte == with)
 }
 
-/// Begins an operation and gives it up.
+/// Begins an operation, if it is not too many, and gives it up.
 async fn poll_once<T>(mut operation: crate::store::BoxFuture<'static, T>) {
     std::future::poll_fn(|context| {
         drop(operation.as_mut().poll(context));

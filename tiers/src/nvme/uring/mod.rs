@@ -37,6 +37,7 @@ use super::{
     aligned::AlignedBuf,
     device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
     posix::PosixFiles,
+    turn::turn,
 };
 use crate::store::BoxFuture;
 
@@ -63,7 +64,7 @@ impl Shared {
         &self,
         make: impl FnOnce(oneshot::Sender<T>, OwnedSemaphorePermit) -> Op,
     ) -> Option<T> {
-        let turn = Arc::clone(&self.turns).acquire_owned().await.ok()?;
+        let turn = turn(&self.turns).await?;
         let (done, outcome) = oneshot::channel();
         self.inbox.put(make(done, turn));
         outcome.await.ok()
