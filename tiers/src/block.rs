@@ -38,7 +38,7 @@ impl BlockHash {
 
     /// The hash with exactly these bytes.
     #[must_use]
-    pub fn from_array(bytes: [u8; HASH_BYTES_MAX]) -> Self {
+    pub const fn from_array(bytes: [u8; HASH_BYTES_MAX]) -> Self {
         Self(bytes)
     }
 

@@ -25,6 +25,16 @@ use crate::{
 /// A future that can be sent between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// Who waits for a block to be on a colder tier.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Urgency {
+    /// Nobody: it is copied ahead of need.
+    #[default]
+    Background,
+    /// A client that was promised durability.
+    Durable,
+}
+
 /// A sealed block on its way to a colder tier. Holding it keeps the bytes in memory.
 #[derive(Debug, Clone)]
 pub struct Outgoing {
@@ -36,6 +46,10 @@ pub struct Outgoing {
     pub payload: Payload,
     /// The checksums of its parts; the tier stores them and verifies against them.
     pub checksums: Checksums,
+    /// Who waits for it.
+    pub urgency: Urgency,
+    /// Whether it has been read since it was put.
+    pub reused: bool,
 }
 
 /// A block on a colder tier.

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Where a colder tier keeps a block: an opaque number that only this tier understands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Location(pub NonZeroU64);
 
 /// The checksums of a block's parts, in order.

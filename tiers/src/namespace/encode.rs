@@ -1,62 +1,75 @@
 //! How a namespace becomes its id: the canonical encoding, and the hash of foreign keys.
 //!
 //! ```text
-//! keyed BLAKE3(secret) over
-//!   "kvstrata namespace v1" 00
-//!   kind  u8                      1 engine, 2 opaque
-//!   for each field, ascending tag:
-//!     tag     u8
-//!     length  u64 little-endian   of the value, in bytes
-//!     value
+//! "kvstrata namespace v1" 00
+//! kind  u8                      1 engine, 2 opaque
+//! for each field, ascending tag:
+//!   tag     u8
+//!   length  u64 little-endian   of the value, in bytes
+//!   value
 //! ```
 //! Numbers are u32 little-endian. The parts are one value: (group, rank, bytes) of each, in order.
 //! A new field gets a new tag; a field is never reused. docs/formats.md has the table of tags.
+//!
+//! The id is keyed BLAKE3 over exactly these bytes, and the disk keeps exactly these bytes
+//! (`decode` reads them), so what is stored can neither say less nor more than what is hashed.
 
 use super::{Identity, NamespaceId, NamespaceSpec, PartSpec, Secret};
 use crate::block::BlockHash;
 
-const DOMAIN: &[u8] = b"kvstrata namespace v1\0";
+pub(super) const DOMAIN: &[u8] = b"kvstrata namespace v1\0";
+pub(super) const KIND_ENGINE: u8 = 1;
+pub(super) const KIND_OPAQUE: u8 = 2;
 const FOREIGN_CONTEXT: &str = "kvstrata v1 foreign key";
 
-struct Encoder(blake3::Hasher);
+struct Encoder(Vec<u8>);
 
 impl Encoder {
-    fn new(secret: &Secret, kind: u8) -> Self {
-        let mut hasher = blake3::Hasher::new_keyed(&secret.0);
-        hasher.update(DOMAIN).update(&[kind]);
-        Self(hasher)
+    fn new(kind: u8) -> Self {
+        let mut bytes = DOMAIN.to_vec();
+        bytes.push(kind);
+        Self(bytes)
     }
 
     fn field(mut self, tag: u8, value: &[u8]) -> Self {
         let length = u64::try_from(value.len()).unwrap_or(u64::MAX);
-        self.0.update(&[tag]).update(&length.to_le_bytes()).update(value);
+        self.0.push(tag);
+        self.0.extend(length.to_le_bytes());
+        self.0.extend(value);
         self
     }
+}
 
-    fn id(self) -> NamespaceId {
-        NamespaceId(*self.0.finalize().as_bytes())
+/// Returns the bytes that say what `spec` is.
+pub(super) fn encode(spec: &NamespaceSpec) -> Vec<u8> {
+    match spec {
+        NamespaceSpec::Engine(identity) => engine_fields(identity, &identity.hash_root),
+        NamespaceSpec::Opaque { tenant, name, bytes_max } => {
+            Encoder::new(KIND_OPAQUE)
+                .field(1, tenant.as_bytes())
+                .field(2, name.as_bytes())
+                .field(3, &bytes_max.to_le_bytes())
+                .0
+        }
     }
 }
 
 /// Returns the id of `spec` under `secret`.
 pub(super) fn namespace_id(secret: &Secret, spec: &NamespaceSpec) -> NamespaceId {
-    match spec {
-        NamespaceSpec::Engine(identity) => engine_fields(secret, identity, &identity.hash_root),
-        NamespaceSpec::Opaque { tenant, name, bytes_max } => Encoder::new(secret, 2)
-            .field(1, tenant.as_bytes())
-            .field(2, name.as_bytes())
-            .field(3, &bytes_max.to_le_bytes())
-            .id(),
-    }
+    keyed(secret, &encode(spec))
 }
 
 /// Returns what is equal for two identities that differ in nothing but the hash root.
 pub(super) fn rootless_id(secret: &Secret, identity: &Identity) -> NamespaceId {
-    engine_fields(secret, identity, b"any root")
+    keyed(secret, &engine_fields(identity, b"any root"))
 }
 
-fn engine_fields(secret: &Secret, identity: &Identity, hash_root: &[u8]) -> NamespaceId {
-    Encoder::new(secret, 1)
+fn keyed(secret: &Secret, encoded: &[u8]) -> NamespaceId {
+    NamespaceId(*blake3::keyed_hash(&secret.0, encoded).as_bytes())
+}
+
+fn engine_fields(identity: &Identity, hash_root: &[u8]) -> Vec<u8> {
+    Encoder::new(KIND_ENGINE)
         .field(1, identity.tenant.as_bytes())
         .field(2, identity.model.as_bytes())
         .field(3, identity.weights.as_bytes())
@@ -71,7 +84,7 @@ fn engine_fields(secret: &Secret, identity: &Identity, hash_root: &[u8]) -> Name
         .field(12, hash_root)
         .field(13, &identity.lora)
         .field(14, &identity.cache_salt)
-        .id()
+        .0
 }
 
 fn encode_parts(parts: &[PartSpec]) -> Vec<u8> {

@@ -11,6 +11,7 @@
 //! Why not one field "model name": each field here has been left out of some shipped cache's key,
 //! and each omission served wrong bytes.
 
+mod decode;
 mod encode;
 mod layout;
 mod table;
@@ -78,7 +79,7 @@ pub struct NamespaceId([u8; 32]);
 impl NamespaceId {
     /// The id with exactly these bytes.
     #[must_use]
-    pub fn from_array(bytes: [u8; 32]) -> Self {
+    pub const fn from_array(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 

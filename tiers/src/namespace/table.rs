@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -14,7 +14,8 @@ use parking_lot::RwLock;
 
 use super::{
     BlockLayout, Identity, NamespaceId, NamespaceSpec, Secret,
-    encode::{namespace_id, rootless_id},
+    decode::{corrupt, decode},
+    encode::{encode, namespace_id, rootless_id},
 };
 use crate::{
     block::{HASH_BYTES_MAX, HASH_BYTES_MIN, Hashes},
@@ -61,7 +62,9 @@ pub struct Namespace {
     id: NamespaceId,
     spec: NamespaceSpec,
     layout: BlockLayout,
-    keep_tokens: bool,
+    keep_tokens: AtomicBool,
+    /// No client has opened it yet: it was restored, with what the last one wished.
+    unclaimed: AtomicBool,
     counters: NamespaceCounters,
 }
 
@@ -93,7 +96,17 @@ impl Namespace {
     /// Whether token ids given to `describe` are kept.
     #[must_use]
     pub fn keeps_tokens(&self) -> bool {
-        self.keep_tokens
+        // Relaxed: it says nothing about other memory.
+        self.keep_tokens.load(Ordering::Relaxed)
+    }
+
+    /// What the disk keeps of it, for [`NamespaceTable::restore`]: one byte, 1 if token ids are kept
+    /// and else 0, then the bytes that are hashed for the id.
+    #[must_use]
+    pub fn encoded(&self) -> Vec<u8> {
+        let mut encoded = vec![u8::from(self.keeps_tokens())];
+        encoded.extend(encode(&self.spec));
+        encoded
     }
 
     /// Counters for stats.
@@ -180,7 +193,8 @@ pub struct Opened {
     pub namespace: Arc<Namespace>,
     /// What a person should know.
     pub warnings: Vec<String>,
-    /// Whether this call interned it.
+    /// Whether it is the first open by a client since the start. What the disk keeps of it may have
+    /// changed then.
     pub new: bool,
 }
 
@@ -209,7 +223,7 @@ impl Roots {
     }
 }
 
-/// All namespaces opened since the start. They are never dropped: an index is never reused.
+/// All namespaces opened or restored since the start. They are never dropped: an index is never reused.
 #[derive(Debug)]
 pub struct NamespaceTable {
     secret: Secret,
@@ -224,17 +238,66 @@ impl NamespaceTable {
         Self { secret, shared_tenant, interned: RwLock::default() }
     }
 
-    /// Validates `spec` and interns it; repeating a call returns the same namespace.
+    /// Validates `spec` and interns it; repeating a call returns the same namespace. Whether token ids
+    /// are kept is the wish of the first client since the start.
     ///
     /// # Errors
     /// `Invalid` with every problem of every field; `Exhausted` over the number of namespaces.
     pub fn open(&self, spec: NamespaceSpec, keep_tokens: bool) -> Result<Opened> {
-        let problems = problems(&spec, self.shared_tenant);
-        if !problems.is_empty() {
-            return Err(Error::invalid(format!("namespace: {}", problems.join("; "))));
-        }
+        self.check(&spec)?;
         let id = namespace_id(&self.secret, &spec);
         let mut interned = self.interned.write();
+        let (namespace, warnings) = self.intern(&mut interned, id, spec, keep_tokens)?;
+        // Relaxed: the lock orders the opens.
+        let new = namespace.unclaimed.swap(false, Ordering::Relaxed);
+        if new {
+            namespace.keep_tokens.store(keep_tokens, Ordering::Relaxed);
+        }
+        Ok(Opened { namespace, warnings, new })
+    }
+
+    /// Interns what [`Namespace::encoded`] gave before a restart. Nothing if `id` was made from other
+    /// fields or under another secret: nobody can ask for its blocks here. A client that opens it
+    /// later is the first, and its wish about token ids holds.
+    ///
+    /// # Errors
+    /// `Corrupt` with what is wrong in `encoded`, `Unsupported` if a newer version wrote it, `Invalid`
+    /// with every problem if it may not be opened here (any more); `Exhausted` over the number of
+    /// namespaces.
+    pub fn restore(&self, id: &NamespaceId, encoded: &[u8]) -> Result<Option<Arc<Namespace>>> {
+        let (keep_tokens, fields) = match encoded.split_first() {
+            Some((keep @ (0 | 1), fields)) => (*keep == 1, fields),
+            Some((other, _)) => {
+                return Err(corrupt(&format!("keep_tokens: {other}, 0 or 1 allowed")));
+            }
+            None => return Err(corrupt("empty")),
+        };
+        let spec = decode(fields)?;
+        if namespace_id(&self.secret, &spec) != *id {
+            return Ok(None);
+        }
+        self.check(&spec)?;
+        let mut interned = self.interned.write();
+        let (namespace, _warnings) = self.intern(&mut interned, *id, spec, keep_tokens)?;
+        Ok(Some(namespace))
+    }
+
+    fn check(&self, spec: &NamespaceSpec) -> Result<()> {
+        let problems = problems(spec, self.shared_tenant);
+        if problems.is_empty() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("namespace: {}", problems.join("; "))))
+    }
+
+    /// The namespace with this id, unclaimed if it is new, and what to warn of.
+    fn intern(
+        &self,
+        interned: &mut Interned,
+        id: NamespaceId,
+        spec: NamespaceSpec,
+        keep_tokens: bool,
+    ) -> Result<(Arc<Namespace>, Vec<String>)> {
         let index = interned.by_index.len();
         if index >= NAMESPACES_MAX && !interned.by_id.contains_key(&id) {
             return Err(Error::new(
@@ -243,23 +306,24 @@ impl NamespaceTable {
             ));
         }
         let warnings = match &spec {
-            NamespaceSpec::Engine(identity) => self.note_root(&mut interned, identity),
+            NamespaceSpec::Engine(identity) => self.note_root(interned, identity),
             NamespaceSpec::Opaque { .. } => Vec::new(),
         };
         if let Some(namespace) = interned.by_id.get(&id) {
-            return Ok(Opened { namespace: Arc::clone(namespace), warnings, new: false });
+            return Ok((Arc::clone(namespace), warnings));
         }
         let namespace = Arc::new(Namespace {
             index: u32::try_from(index).unwrap_or(u32::MAX),
             id,
             layout: BlockLayout::new(&spec),
             spec,
-            keep_tokens,
+            keep_tokens: AtomicBool::new(keep_tokens),
+            unclaimed: AtomicBool::new(true),
             counters: NamespaceCounters::default(),
         });
         interned.by_id.insert(id, Arc::clone(&namespace));
         interned.by_index.push(Arc::clone(&namespace));
-        Ok(Opened { namespace, warnings, new: true })
+        Ok((namespace, warnings))
     }
 
     fn note_root(&self, interned: &mut Interned, identity: &Identity) -> Vec<String> {
@@ -302,7 +366,7 @@ impl NamespaceTable {
         self.interned.read().by_index.get(usize::try_from(index).ok()?).cloned()
     }
 
-    /// All namespaces, in the order in which they were opened.
+    /// All namespaces, in the order in which they were opened or restored.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<Namespace>> {
         self.interned.read().by_index.clone()
@@ -410,3 +474,7 @@ fn check_parts(found: &mut Vec<String>, identity: &Identity) {
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "restore_tests.rs"]
+mod restore_tests;

@@ -5,7 +5,15 @@
 //! process; after a loss of power the latest groups may be missing, but never one before another
 //! that is there. Recovery then reads in the segments what [`Change::Indexed`] says is not covered.
 
+#[cfg(any(feature = "rocksdb", feature = "testing", test))]
+pub(crate) mod codec;
+#[cfg(feature = "rocksdb")]
+mod rocks;
+
 use std::{fmt::Debug, io};
+
+#[cfg(feature = "rocksdb")]
+pub use self::rocks::RocksIndex;
 
 use super::device::SegmentId;
 use crate::{
@@ -21,6 +29,12 @@ pub struct IndexKey {
     pub namespace: NamespaceId,
     /// Its hash.
     pub hash: BlockHash,
+}
+
+impl IndexKey {
+    /// The key of what is no block: zeros.
+    pub const NONE: Self =
+        Self { namespace: NamespaceId::from_array([0; 32]), hash: BlockHash::from_array([0; 32]) };
 }
 
 /// Where its record is and what it holds.
@@ -86,22 +100,42 @@ pub struct IndexUsage {
 }
 
 /// The index. Calls block for as long as a write to the page cache takes, seldom for a disk.
+///
+/// Errors are of kind `StorageFull` when room may help, `InvalidData` when it is damaged, and of
+/// other kinds for what the disk says. After a failed [`apply`](Self::apply) later ones may fail too,
+/// until it is opened again; what was applied can still be read.
 pub trait Index: Debug + Send + Sync + 'static {
     /// Applies all of `changes` or none.
+    ///
+    /// # Errors
+    /// `StorageFull` and others; nothing was applied.
     fn apply(&self, changes: &[Change]) -> io::Result<()>;
 
     /// Where a block is.
+    ///
+    /// # Errors
+    /// `InvalidData` and others. An entry that cannot be decoded is none.
     fn get(&self, key: &IndexKey) -> io::Result<Option<IndexEntry>>;
 
     /// Visits everything: namespaces, then segments, then blocks in ascending order of their keys.
-    /// What cannot be decoded is passed over and counted in the result. Stops with the error of
-    /// `visit`.
+    /// What cannot be decoded is passed over and counted in the result: if there is any, then
+    /// [`Known::Indexed`] promises too much, and the segments must be read. `visit` must not call the
+    /// index.
+    ///
+    /// # Errors
+    /// `InvalidData` and others, then not everything was visited; the error of `visit`, which ends it.
     fn load(&self, visit: &mut dyn FnMut(Known) -> io::Result<()>) -> io::Result<u64>;
 
-    /// Drops everything.
+    /// Drops everything, also when what there is is damaged.
+    ///
+    /// # Errors
+    /// Of any kind; only [`clear`](Self::clear) and [`reopen`](Self::reopen) may work then.
     fn clear(&self) -> io::Result<()>;
 
     /// Opens it again after a failure, if that may help; what was applied stays.
+    ///
+    /// # Errors
+    /// Of any kind; it is closed then, and may be opened again later.
     fn reopen(&self) -> io::Result<()>;
 
     /// What it takes.

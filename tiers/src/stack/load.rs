@@ -398,7 +398,14 @@ impl Shared {
         if is_there {
             return Ok(true);
         }
-        let outgoing = Outgoing { namespace: Arc::clone(namespace), hash, payload, checksums };
+        let outgoing = Outgoing {
+            namespace: Arc::clone(namespace),
+            hash,
+            payload,
+            checksums,
+            urgency: crate::store::Urgency::Background,
+            reused: false,
+        };
         let payload = outgoing.payload.clone();
         let location = store.put(outgoing).await?;
         let kept = self.map.with(at, |shard| {

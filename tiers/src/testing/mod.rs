@@ -3,25 +3,31 @@
 //! [`MemoryStore`] is a colder tier in memory: it is what the stack is tested against until, and
 //! beside, the real ones. [`Faulty`] wraps any tier and makes it fail on demand. [`suite`] is the
 //! contract of [`crate::store::BlockStore`]: every implementation and every wrapper calls it.
+//! [`MemoryIndex`] and [`index_suite`] are the same for [`crate::nvme::index::Index`].
 //!
 //! The same for the disk under the nvme tier: [`VolatileDevice`] forgets what was not synced,
 //! [`FaultyDevice`] fails on demand, and [`device_suite`] is the contract of
 //! [`crate::nvme::device::Device`].
 
+mod arena;
 pub mod device_suite;
 mod faulty;
 mod faulty_device;
 mod fixture;
+pub mod index_suite;
 mod memory;
+mod memory_index;
 mod random;
 pub mod suite;
 mod volatile;
 
 pub use self::{
+    arena::Arena,
     faulty::{Fault, Faulty},
     faulty_device::{Call, DeviceFault, FaultyDevice, Flip},
     fixture::{Fixture, block_bytes, hash_of, pack},
     memory::MemoryStore,
+    memory_index::MemoryIndex,
     random::Draws,
     volatile::{SECTOR_BYTES, VolatileDevice},
 };

@@ -74,7 +74,14 @@ impl Bench {
         writer.bytes_mut().copy_from_slice(&bytes);
         let Ok(payload) = seal(vec![writer], len) else { panic!("cannot seal") };
         let checksums = Checksums::One(0);
-        let block = Outgoing { namespace, hash: hash_of(number), payload, checksums };
+        let block = Outgoing {
+            namespace,
+            hash: hash_of(number),
+            payload,
+            checksums,
+            urgency: crate::store::Urgency::Background,
+            reused: false,
+        };
         self.store.put(block).await
     }
 

@@ -1,0 +1,437 @@
+//! Keeping room: which segment goes, what of it is written again, and in which order it leaves.
+//!
+//! Of the oldest segments the one with the least that is hot goes. *Hot* is what was used more
+//! recently than the coldest share of all blocks on the tier, by the ages of the one map: so the order
+//! in which blocks leave is that of their last use, as if the tier were one list, and not that of
+//! their writing. What is hot is appended again, within the write budget and never more than most of
+//! a segment, so that each reclaim gains room.
+//!
+//! Order: the map and its readers are told, then the index, then the file goes, then the directory is
+//! synced, and only then the index forgets the segment. A crash in between leaves a segment without
+//! live blocks, never one whose removed blocks would be taken for new.
+
+use std::io;
+
+use super::{
+    OpLabel, RejectLabel,
+    aligned::PAGE_BYTES,
+    device::{SegmentId, SyncPoint},
+    format::{Entry, Kind, Place, Tombstone},
+    index::Change,
+    item::Item,
+    scan::{Scanner, Trouble, read_table, read_trailer},
+    segments::Segment,
+    writer::Writer,
+};
+use crate::{error::ErrorKind, store::Wanted, tier::Tier};
+
+/// How many of the oldest segments are compared.
+const CANDIDATES: usize = 4;
+/// A segment that was passed over so often goes next, so that tombstones and numbers come to an end.
+const PASSED_OVER_MAX: u32 = 8;
+/// The share of the tier's blocks that is cold: what reclaiming may drop without looking further.
+const COLD_SHARE: f64 = 0.05;
+/// The most of a segment that is written again, in percent.
+const KEEP_PERCENT_MAX: u64 = 75;
+/// The share of the write burst that writing again must leave for new blocks.
+const MOVE_RESERVE: f64 = 0.5;
+/// Payload read before it is written again, in bytes.
+const MOVE_BYTES_MAX: u64 = 4 << 20;
+/// The share of the disk that is left to others (and to the index): 1 / this.
+const FLOOR_DIVISOR: u64 = 20;
+/// The most that is left to others, in bytes.
+const FLOOR_BYTES_MAX: u64 = 4 << 30;
+/// Segments reclaimed in a row before waiting puts get their turn.
+const RECLAIMS_IN_A_ROW: usize = 4;
+/// Segments beyond twice those that the capacity holds whole: more are merged.
+const SMALL_SEGMENTS_MAX: u64 = 64;
+
+/// Why nothing can be appended now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Refusal {
+    pub(super) kind: ErrorKind,
+    pub(super) what: &'static str,
+}
+
+/// What of a victim may be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// What is hot.
+    Hot,
+    /// Everything: the segment is merged with others.
+    All,
+    /// Nothing: there are too many blocks.
+    Nothing,
+}
+
+/// A segment that is looked at, and what it holds.
+struct Victim {
+    id: SegmentId,
+    segment: Segment,
+    entries: Vec<Entry>,
+    /// For each entry: the last use, if it is a block that the map has here.
+    ages: Vec<Option<u64>>,
+}
+
+impl Writer {
+    /// Makes sure that there is a segment to write to.
+    pub(super) async fn ensure_open(&mut self) -> Result<(), Refusal> {
+        if self.open.is_some() {
+            return Ok(());
+        }
+        let mut reclaimed = false;
+        loop {
+            let made = if self.has_room() {
+                self.create()
+            } else {
+                Err(io::ErrorKind::StorageFull.into())
+            };
+            match made {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                    if !reclaimed && Box::pin(self.reclaim(Keep::Nothing)).await {
+                        reclaimed = true;
+                        continue;
+                    }
+                    if !self.reclaiming {
+                        self.core.state.full();
+                    }
+                    let what = "write to nvme: it is full and nothing could be reclaimed";
+                    return Err(Refusal { kind: ErrorKind::Unavailable, what });
+                }
+                Err(error) => {
+                    self.core.metrics.errors(OpLabel::Create).inc();
+                    self.core.state.failed(&error);
+                    let what = "write to nvme: no segment could be made";
+                    return Err(Refusal { kind: ErrorKind::Unavailable, what });
+                }
+            }
+        }
+    }
+
+    /// Whether one more segment fits, by the configured capacity and by what the disk has left.
+    fn has_room(&self) -> bool {
+        let segment = self.core.config.segment_bytes;
+        let totals = self.core.segments.totals();
+        if totals.file_bytes + segment > self.core.config.capacity_bytes {
+            return false;
+        }
+        match self.core.device.space() {
+            Ok(space) => {
+                let floor = (space.total_bytes / FLOOR_DIVISOR).min(FLOOR_BYTES_MAX);
+                space.available_bytes >= segment.saturating_add(floor)
+            }
+            // Then creating it will tell.
+            Err(_unknown) => true,
+        }
+    }
+
+    /// Reclaims until one more segment fits, there are not too many blocks, and none is without a
+    /// live one; or a few times.
+    pub(super) async fn keep_room(&mut self) {
+        for _ in 0..RECLAIMS_IN_A_ROW {
+            let totals = self.core.segments.totals();
+            let config = &self.core.config;
+            let crowd = config.capacity_bytes / config.segment_bytes * 2 + SMALL_SEGMENTS_MAX;
+            let keep = if totals.live_blocks > config.blocks_max {
+                Keep::Nothing
+            } else if totals.segments > crowd {
+                Keep::All
+            } else if self.core.segments.any_dead() || !self.has_room() {
+                Keep::Hot
+            } else {
+                return;
+            };
+            if !self.reclaim(keep).await {
+                return;
+            }
+        }
+    }
+
+    /// The map is full: the coldest part goes.
+    pub(super) async fn shed(&mut self) {
+        self.reclaim(Keep::Nothing).await;
+    }
+
+    /// Reclaims one segment; false if there is none, or it could not be done.
+    async fn reclaim(&mut self, keep: Keep) -> bool {
+        if self.reclaiming {
+            return false;
+        }
+        self.reclaiming = true;
+        let done = match self.choose(keep).await {
+            Some(victim) => self.empty(victim, keep).await,
+            None => false,
+        };
+        self.reclaiming = false;
+        done
+    }
+
+    async fn choose(&mut self, keep: Keep) -> Option<Victim> {
+        let mut closed = self.core.segments.closed();
+        match keep {
+            // The oldest needs no room for its tombstones: there is nothing before them.
+            Keep::Nothing => closed.truncate(1),
+            Keep::All => {
+                closed.sort_by_key(|(_, segment)| segment.file_bytes);
+                closed.truncate(1);
+            }
+            Keep::Hot => {
+                if let Some(dead) = closed.iter().position(|(_, s)| s.live_blocks == 0) {
+                    closed.swap(0, dead);
+                    closed.truncate(1);
+                }
+                let due = |(_, s): &(SegmentId, Segment)| s.passed_over >= PASSED_OVER_MAX;
+                closed.truncate(if closed.first().is_some_and(due) { 1 } else { CANDIDATES });
+            }
+        }
+        let cold = self.cold_age();
+        let mut best: Option<(u64, Victim)> = None;
+        for (id, segment) in closed {
+            let victim = self.look_at(id, segment).await;
+            let hot = victim.hot_bytes(cold);
+            if best.as_ref().is_none_or(|(least, _)| hot < *least) {
+                best = Some((hot, victim));
+            }
+        }
+        let (_, victim) = best?;
+        self.core.segments.pass_over(victim.id);
+        Some(victim)
+    }
+
+    fn cold_age(&self) -> u64 {
+        self.core.above().map_or(0, |above| above.cold_age(Tier::Nvme, COLD_SHARE))
+    }
+
+    /// Finds out what is in a segment. What cannot be read is not in it.
+    async fn look_at(&self, id: SegmentId, segment: Segment) -> Victim {
+        let entries = self.entries_of(id, &segment).await;
+        let wanted: Vec<Wanted> = entries.iter().map(|entry| wanted(id, entry)).collect();
+        let mut ages = match self.core.above() {
+            Some(above) => above.ages(Tier::Nvme, &wanted),
+            None => vec![None; entries.len()],
+        };
+        ages.resize(entries.len(), None);
+        for (age, entry) in ages.iter_mut().zip(&entries) {
+            if entry.kind != Kind::Block {
+                *age = None;
+            }
+        }
+        Victim { id, segment, entries, ages }
+    }
+
+    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> Vec<Entry> {
+        let device = self.core.device.as_ref();
+        let trailer = read_trailer(device, id, segment.generation, segment.file_bytes).await;
+        if let Ok(Some(trailer)) = trailer
+            && let Ok(table) = read_table(device, id, &trailer).await
+        {
+            return table.into_entries();
+        }
+        let range = (0, segment.data_bytes);
+        let mut scanner = Scanner::new(device, id, segment.generation, range);
+        let mut entries = Vec::new();
+        loop {
+            match scanner.next(false).await {
+                Ok(Some(scanned)) => entries.push(scanned.entry),
+                Ok(None) => return entries,
+                Err(trouble) => {
+                    self.note(id, &trouble);
+                    return entries;
+                }
+            }
+        }
+    }
+
+    pub(super) fn note(&self, id: SegmentId, trouble: &Trouble) {
+        match trouble {
+            Trouble::Disk(error) => {
+                self.core.metrics.errors(OpLabel::Read).inc();
+                tracing::warn!(%error, segment = id.0, "nvme segment cannot be read");
+            }
+            Trouble::Damaged(damage) => {
+                self.core.metrics.damaged(super::DamageLabel::Header).inc();
+                tracing::warn!(?damage, segment = id.0, "nvme segment is damaged");
+            }
+        }
+    }
+
+    /// Writes again what should stay, tells everybody what leaves, and deletes the segment.
+    async fn empty(&mut self, victim: Victim, keep: Keep) -> bool {
+        if !self.move_tombstones(&victim).await {
+            return false;
+        }
+        match keep {
+            Keep::Nothing => {}
+            Keep::All => self.move_blocks(&victim, 0).await,
+            Keep::Hot => {
+                let cold = self.cold_age();
+                self.move_blocks(&victim, cold).await;
+            }
+        }
+        self.let_go(&victim);
+        self.delete(&victim)
+    }
+
+    /// Keeps the tombstones that still have something to kill; false if they could not be written.
+    async fn move_tombstones(&mut self, victim: &Victim) -> bool {
+        let mut kept = Vec::new();
+        for entry in victim.entries.iter().filter(|entry| entry.kind == Kind::Tombstones) {
+            let payload = match self.read(victim, entry).await {
+                Ok(scanned) => scanned.payload,
+                Err(trouble) => {
+                    self.note(victim.id, &trouble);
+                    continue;
+                }
+            };
+            let segments = &self.core.segments;
+            kept.extend(
+                Tombstone::decode_all(&payload)
+                    .into_iter()
+                    .filter(|tombstone| segments.any_up_to(tombstone.barrier.segment, victim.id)),
+            );
+        }
+        let items =
+            kept.chunks(super::TOMBSTONES_MAX).map(|kept| Item::old_tombstones(kept.to_vec()));
+        let items: Vec<Item> = items.collect();
+        items.is_empty() || self.append(items, false).await
+    }
+
+    /// Appends again the blocks that were used after `cold`, the hottest first in doubt.
+    async fn move_blocks(&mut self, victim: &Victim, cold: u64) {
+        let chosen = victim.chosen(cold, self.core.config.segment_bytes * KEEP_PERCENT_MAX / 100);
+        let mut items = Vec::new();
+        let mut bytes = 0;
+        for entry in chosen {
+            let record = record_bytes(entry);
+            if !self.budget.allows(record, MOVE_RESERVE) {
+                self.core.metrics.rejected(RejectLabel::Budget).inc();
+                break;
+            }
+            let scanned = match self.read(victim, entry).await {
+                Ok(scanned) => scanned,
+                Err(trouble) => {
+                    self.note(victim.id, &trouble);
+                    continue;
+                }
+            };
+            let namespace = self.core.namespaces.get(entry.key.namespace.as_bytes());
+            let Ok(namespace) = namespace else { continue };
+            let from = wanted(victim.id, entry);
+            items.push(Item::moved(from, scanned.header, scanned.payload, &namespace));
+            bytes += record;
+            if bytes >= MOVE_BYTES_MAX {
+                self.append(std::mem::take(&mut items), false).await;
+                bytes = 0;
+            }
+        }
+        if !items.is_empty() {
+            self.append(items, false).await;
+        }
+    }
+
+    async fn read(&self, victim: &Victim, entry: &Entry) -> Result<super::scan::Scanned, Trouble> {
+        let start = u64::from(entry.unit) * PAGE_BYTES as u64;
+        let range = (start, victim.segment.data_bytes);
+        let device = self.core.device.as_ref();
+        let mut scanner = Scanner::new(device, victim.id, victim.segment.generation, range);
+        scanner.read_record(true).await
+    }
+
+    /// Event and map, then the index.
+    fn let_go(&mut self, victim: &Victim) {
+        let blocks = victim.entries.iter().filter(|entry| entry.kind == Kind::Block);
+        let mut leaving = Vec::new();
+        for entry in blocks {
+            let here = wanted(victim.id, entry);
+            let current = self.current(&entry.key).and_then(|(place, _)| place.location());
+            if current == Some(here.location) {
+                leaving.push(here);
+            }
+        }
+        if let Some(above) = self.core.above() {
+            above.leaving(Tier::Nvme, &leaving);
+        }
+        let removed = leaving.iter().map(|block| {
+            Change::Remove(super::index::IndexKey { namespace: block.namespace, hash: block.hash })
+        });
+        let changes: Vec<Change> = removed.collect();
+        let count = u64::try_from(leaving.len()).unwrap_or(u64::MAX);
+        self.core.metrics.reclaimed_blocks.inc_by(count);
+        if let Err(error) = self.index(&changes) {
+            // They stay in line, and point to a segment that is not there: a restart drops them.
+            self.core.metrics.errors(OpLabel::Index).inc();
+            tracing::warn!(%error, "nvme index does not take that blocks have left");
+        }
+    }
+
+    fn delete(&mut self, victim: &Victim) -> bool {
+        self.core.segments.remove(victim.id);
+        if let Err(error) = self.core.device.remove(victim.id) {
+            self.core.metrics.errors(OpLabel::Create).inc();
+            tracing::warn!(%error, segment = victim.id.0, "nvme segment cannot be deleted");
+            // Its room is not free. It has no live block: the next try, or a restart, deletes it.
+            let segment = Segment { live_bytes: 0, live_blocks: 0, ..victim.segment.clone() };
+            self.core.segments.insert(victim.id, segment);
+            self.core.state.failed(&error);
+            return false;
+        }
+        if let Err(error) = self.core.device.sync_directory(SyncPoint::Deleted) {
+            // It may come back, so what kills its blocks must stay: no more is reclaimed or written.
+            self.core.metrics.errors(OpLabel::Sync).inc();
+            self.core.state.poison(&error);
+            return false;
+        }
+        self.core.metrics.reclaimed_segments.inc();
+        // The highest number stays known, so that it is not used again.
+        if victim.id.0 + 1 < self.next_segment
+            && let Err(error) = self.index(&[Change::Forget(victim.id)])
+        {
+            self.core.metrics.errors(OpLabel::Index).inc();
+            tracing::warn!(%error, "nvme index does not forget a segment");
+        }
+        true
+    }
+}
+
+impl Victim {
+    /// Bytes of the blocks that were used after `cold`.
+    fn hot_bytes(&self, cold: u64) -> u64 {
+        let aged = self.entries.iter().zip(&self.ages);
+        aged.filter(|(_, age)| age.is_some_and(|age| age > cold))
+            .map(|(e, _)| record_bytes(e))
+            .sum()
+    }
+
+    /// The blocks to keep, in their order: those used after `cold`, up to `bytes_max`, hottest first.
+    fn chosen(&self, cold: u64, bytes_max: u64) -> Vec<&Entry> {
+        let aged = self.entries.iter().zip(&self.ages);
+        let mut hot: Vec<(u64, &Entry)> = aged
+            .filter_map(|(entry, age)| Some(((*age)?, entry)))
+            .filter(|(age, _)| *age > cold || cold == 0)
+            .collect();
+        hot.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
+        let mut bytes = 0;
+        hot.retain(|(_, entry)| {
+            bytes += record_bytes(entry);
+            cold == 0 || bytes <= bytes_max
+        });
+        hot.sort_by_key(|(_, entry)| entry.unit);
+        hot.into_iter().map(|(_, entry)| entry).collect()
+    }
+}
+
+fn record_bytes(entry: &Entry) -> u64 {
+    u64::from(entry.units) * PAGE_BYTES as u64
+}
+
+/// The block of an entry at its place. Entries that are no blocks name none.
+fn wanted(id: SegmentId, entry: &Entry) -> Wanted {
+    let place = Place { segment: id, unit: entry.unit };
+    let nowhere = crate::map::Location(std::num::NonZeroU64::MAX);
+    Wanted {
+        namespace: entry.key.namespace,
+        hash: entry.key.hash,
+        location: place.location().unwrap_or(nowhere),
+    }
+}

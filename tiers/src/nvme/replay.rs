@@ -1,0 +1,209 @@
+//! Replaying: what a segment holds beyond what the index knows of it, in the order of the log.
+
+use std::sync::Arc;
+
+use super::{
+    DamageLabel, OpLabel,
+    aligned::PAGE_BYTES,
+    device::SegmentId,
+    format::{Entry, Kind, Place, SegmentHeader, Tombstone},
+    index::{Change, IndexEntry, IndexKey},
+    recover::{CHANGES_MAX, State},
+    scan::{Scanner, Trouble, read_table, read_trailer},
+    writer::Writer,
+};
+use crate::{map::Location, store::Wanted, tier::Tier};
+
+const PAGE: u64 = PAGE_BYTES as u64;
+
+impl Writer {
+    /// Takes what a segment holds beyond what the index knows of it.
+    pub(super) async fn replay(
+        &mut self,
+        id: SegmentId,
+        file_bytes: u64,
+        header: Option<SegmentHeader>,
+        state: &mut State,
+    ) {
+        let progress = state.progress.get(&id).copied();
+        let (generation, from) = match (header, progress) {
+            (Some(header), Some(known)) if known.generation == header.generation => {
+                (header.generation, known.bytes)
+            }
+            (Some(header), _) => (header.generation, 0),
+            (None, Some(known)) => (known.generation, known.bytes),
+            (None, None) => return self.drop_unwritten(id, file_bytes),
+        };
+        if self.core.segments.get(id).is_none() {
+            self.add_segment(id, generation, file_bytes, from);
+        }
+        let replayed = self.replay_from(id, generation, (from, file_bytes), state).await;
+        if let Err(trouble) = replayed {
+            self.note(id, &trouble);
+        }
+    }
+
+    async fn replay_from(
+        &mut self,
+        id: SegmentId,
+        generation: u64,
+        (from, file_bytes): (u64, u64),
+        state: &mut State,
+    ) -> Result<(), Trouble> {
+        if from >= file_bytes {
+            return Ok(());
+        }
+        let device = Arc::clone(&self.core.device);
+        state.found.read_bytes += PAGE;
+        let trailer = read_trailer(device.as_ref(), id, generation, file_bytes).await?;
+        let sealed_at = trailer.map(|trailer| trailer.data_bytes);
+        if let Some(trailer) = trailer {
+            if from >= trailer.data_bytes {
+                return Ok(());
+            }
+            state.found.read_bytes += trailer.table_bytes;
+            match read_table(device.as_ref(), id, &trailer).await {
+                Ok(table) => {
+                    self.publish_end(id, trailer.data_bytes);
+                    let entries = table.into_entries().into_iter();
+                    for entry in entries.filter(|entry| u64::from(entry.unit) * PAGE >= from) {
+                        self.replay_entry(id, generation, entry, state).await;
+                    }
+                    self.indexed(id, generation, trailer.data_bytes, state);
+                    return Ok(());
+                }
+                Err(trouble) => self.note(id, &trouble),
+            }
+        }
+        let end = sealed_at.unwrap_or(file_bytes);
+        let mut scanner = Scanner::new(device.as_ref(), id, generation, (from, end));
+        loop {
+            let scanned = scanner.next(true).await;
+            match scanned {
+                Ok(Some(scanned)) => {
+                    self.publish_end(id, scanner.at());
+                    self.replay_entry(id, generation, scanned.entry, state).await;
+                }
+                Ok(None) => break,
+                Err(trouble) => {
+                    self.note(id, &trouble);
+                    break;
+                }
+            }
+        }
+        state.found.read_bytes += scanner.bytes_read();
+        let data_bytes = scanner.at();
+        self.publish_end(id, data_bytes);
+        self.indexed(id, generation, data_bytes, state);
+        if sealed_at.is_none() && data_bytes < file_bytes {
+            self.cut(id, data_bytes);
+        }
+        Ok(())
+    }
+
+    fn publish_end(&self, id: SegmentId, bytes: u64) {
+        self.core.segments.update(id, |segment| {
+            segment.data_bytes = segment.data_bytes.max(bytes);
+        });
+    }
+
+    fn indexed(&mut self, segment: SegmentId, generation: u64, bytes: u64, state: &mut State) {
+        state.changes.push(Change::Indexed { segment, generation, bytes });
+        self.apply(state);
+    }
+
+    /// Cuts a segment behind its last record: what was allocated for more is given back.
+    fn cut(&self, id: SegmentId, bytes: u64) {
+        match self.core.device.truncate(id, bytes) {
+            Ok(()) => {
+                self.core.segments.update(id, |segment| segment.file_bytes = bytes);
+            }
+            Err(error) => {
+                self.core.metrics.errors(OpLabel::Write).inc();
+                tracing::warn!(%error, segment = id.0, "nvme segment keeps its unused room");
+            }
+        }
+    }
+
+    /// A file that the index does not know and that says nothing of itself holds nothing.
+    fn drop_unwritten(&self, id: SegmentId, file_bytes: u64) {
+        if let Err(error) = self.core.device.remove(id) {
+            tracing::warn!(%error, segment = id.0, file_bytes, "empty nvme segment stays");
+            self.add_segment(id, 0, file_bytes, 0);
+        }
+    }
+
+    async fn replay_entry(
+        &mut self,
+        id: SegmentId,
+        generation: u64,
+        entry: Entry,
+        state: &mut State,
+    ) {
+        state.found.replayed += 1;
+        match entry.kind {
+            Kind::Namespace => {
+                self.restore(entry.key.namespace, &entry.encoded, state);
+                state.changes.push(Change::Namespace(entry.key.namespace, entry.encoded));
+            }
+            Kind::Block => self.replay_block(id, generation, &entry, state),
+            Kind::Tombstones => {
+                let start = u64::from(entry.unit) * PAGE;
+                let end = start + u64::from(entry.units) * PAGE;
+                let device = Arc::clone(&self.core.device);
+                let mut scanner = Scanner::new(device.as_ref(), id, generation, (start, end));
+                match scanner.read_record(true).await {
+                    Ok(scanned) => {
+                        for tombstone in Tombstone::decode_all(&scanned.payload) {
+                            self.replay_tombstone(tombstone, state);
+                        }
+                    }
+                    Err(trouble) => {
+                        self.core.metrics.damaged(DamageLabel::Note).inc();
+                        self.note(id, &trouble);
+                    }
+                }
+                state.found.read_bytes += scanner.bytes_read();
+            }
+        }
+        if state.changes.len() >= CHANGES_MAX {
+            self.apply(state);
+        }
+    }
+
+    fn replay_block(&mut self, id: SegmentId, generation: u64, entry: &Entry, state: &mut State) {
+        let place = Place { segment: id, unit: entry.unit };
+        let Some(location) = place.location() else { return };
+        // What the index has may be newer, if its order was lost with its files.
+        self.apply(state);
+        let current = self.current(&entry.key);
+        if current.is_some_and(|(known, _)| known >= place) {
+            return;
+        }
+        let checksums = entry.checksums();
+        let known = IndexEntry { location, generation, len: entry.len, checksums };
+        if self.take_block(entry.key, &known, state) {
+            if let Some((old, bytes)) = current {
+                self.core.segments.sub_live(old.segment, bytes);
+            }
+            state.changes.push(Change::Put(entry.key, known));
+        }
+    }
+
+    fn replay_tombstone(&mut self, tombstone: Tombstone, state: &mut State) {
+        self.apply(state);
+        let Some((place, bytes)) = self.current(&tombstone.key) else { return };
+        if place >= tombstone.barrier {
+            return;
+        }
+        let IndexKey { namespace, hash } = tombstone.key;
+        let nowhere = Location(std::num::NonZeroU64::MAX);
+        let location = place.location().unwrap_or(nowhere);
+        if let Some(above) = self.core.above() {
+            above.leaving(Tier::Nvme, &[Wanted { namespace, hash, location }]);
+        }
+        self.core.segments.sub_live(place.segment, bytes);
+        self.core.segments.forbid(place);
+        state.changes.push(Change::Remove(tombstone.key));
+    }
+}

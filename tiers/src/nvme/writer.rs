@@ -1,0 +1,231 @@
+//! The one owner of all writes: takes operations in order, groups them, and keeps room.
+//!
+//! One group is one run of pages, one sync and one group of index changes, so that many small puts
+//! cost what one large one does. Whoever must not be kept waiting (a durable put, a removal) goes at
+//! once; others wait a moment for company.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    Core, Recovered,
+    chunks::Buffers,
+    device::SegmentId,
+    format::Place,
+    index::{Change, IndexKey},
+    item::{Item, bytes_of},
+    seal::Open,
+    state::WriteBudget,
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    map::Location,
+    namespace::NamespaceId,
+    nvme::RejectLabel,
+    store::{Outgoing, Urgency, Wanted},
+};
+
+/// The most taken into one group, in bytes: all of it is answered together, after one sync.
+pub(super) const GROUP_BYTES_MAX: u64 = 32 << 20;
+/// A group that is smaller waits for more.
+const GROUP_BYTES_MIN: u64 = 2 << 20;
+/// How long it waits.
+const GROUP_WAIT: Duration = Duration::from_millis(5);
+/// How long reads may hold up one write that nobody waits for.
+pub(super) const GIVE_WAY_MAX: Duration = Duration::from_millis(10);
+/// The share of the write burst that blocks which were never read again must leave for others.
+const UNREAD_RESERVE: f64 = 0.25;
+
+/// What the writer is asked to do.
+#[derive(Debug)]
+pub(super) enum Op {
+    /// Write a block.
+    Put { block: Outgoing, done: oneshot::Sender<Result<Location>> },
+    /// Write tombstones.
+    Remove { blocks: Vec<Wanted>, done: oneshot::Sender<Result<()>> },
+    /// Finish and end.
+    Close { done: oneshot::Sender<()> },
+}
+
+/// The task that writes. It ends when the store is closed or dropped.
+#[derive(Debug)]
+pub struct Writer {
+    pub(super) core: Arc<Core>,
+    queue: mpsc::Receiver<Op>,
+    tell: watch::Sender<Option<Recovered>>,
+    pub(super) open: Option<Open>,
+    pub(super) next_segment: u64,
+    pub(super) generations: u64,
+    /// Namespaces that the index knows.
+    pub(super) known: HashSet<NamespaceId>,
+    pub(super) budget: WriteBudget,
+    /// Changes that the index has refused so far.
+    pub(super) unindexed: Vec<Change>,
+    /// A segment is being reclaimed: making room does not make room.
+    pub(super) reclaiming: bool,
+    pub(super) buffers: Buffers,
+}
+
+/// Operations taken from the queue.
+#[derive(Default)]
+struct Taken {
+    items: Vec<Item>,
+    bytes: u64,
+    /// Somebody waits for it.
+    urgent: bool,
+    closing: Option<oneshot::Sender<()>>,
+}
+
+impl Writer {
+    pub(super) fn new(
+        core: Arc<Core>,
+        queue: mpsc::Receiver<Op>,
+        tell: watch::Sender<Option<Recovered>>,
+    ) -> Self {
+        let budget = WriteBudget::new(core.config.daily_write_bytes, core.config.capacity_bytes);
+        Self {
+            core,
+            queue,
+            tell,
+            open: None,
+            next_segment: 1,
+            generations: 0,
+            known: HashSet::new(),
+            budget,
+            unindexed: Vec::new(),
+            reclaiming: false,
+            buffers: Buffers::default(),
+        }
+    }
+
+    /// Finds what is on the disk, then writes until the store is closed.
+    ///
+    /// # Blocking
+    /// Calls the index and makes and deletes files: run it on a thread of its own.
+    ///
+    /// # Cancel safety
+    /// Not safe: what was accepted and not answered is lost, as with a kill.
+    pub async fn run(mut self) {
+        let recovered = self.recover().await;
+        self.tell.send_replace(Some(recovered));
+        loop {
+            let core = Arc::clone(&self.core);
+            let op = tokio::select! {
+                biased;
+                op = self.queue.recv() => op,
+                () = core.shed.notified() => {
+                    self.shed().await;
+                    continue;
+                }
+            };
+            let Some(op) = op else { break };
+            let mut taken = Taken::default();
+            self.take(op, &mut taken);
+            self.gather(&mut taken).await;
+            let (items, urgent) = (std::mem::take(&mut taken.items), taken.urgent);
+            self.append(items, urgent).await;
+            self.keep_room().await;
+            if let Some(done) = taken.closing {
+                self.seal().await;
+                if done.send(()).is_err() {
+                    tracing::warn!("nvme closed later than anybody waited for it");
+                }
+                break;
+            }
+        }
+    }
+
+    /// Takes what else is in the queue; waits a moment if that is little and nobody is in a hurry.
+    async fn gather(&mut self, taken: &mut Taken) {
+        let deadline = Instant::now() + GROUP_WAIT;
+        while taken.bytes < GROUP_BYTES_MAX && taken.closing.is_none() {
+            let op = match self.queue.try_recv() {
+                Ok(op) => op,
+                Err(_empty) if taken.urgent || taken.bytes >= GROUP_BYTES_MIN => return,
+                Err(_empty) => match timeout_at(deadline, self.queue.recv()).await {
+                    Ok(Some(op)) => op,
+                    Ok(None) | Err(_) => return,
+                },
+            };
+            self.take(op, taken);
+        }
+    }
+
+    fn take(&mut self, op: Op, taken: &mut Taken) {
+        match op {
+            Op::Put { block, done } => match self.admit(&block) {
+                Ok(()) => {
+                    taken.urgent |= block.urgency == Urgency::Durable;
+                    let item = Item::block(block, done);
+                    taken.bytes = taken.bytes.saturating_add(item.bytes());
+                    taken.items.push(item);
+                }
+                // Whoever asked may have gone.
+                Err(refused) => drop(done.send(Err(refused))),
+            },
+            Op::Remove { blocks, done } => {
+                taken.urgent = true;
+                let item = Item::tombstones(blocks, done);
+                taken.bytes = taken.bytes.saturating_add(item.bytes());
+                taken.items.push(item);
+            }
+            Op::Close { done } => taken.closing = Some(done),
+        }
+    }
+
+    /// Whether a block is taken: it fits, writes are possible, and the budget allows it.
+    fn admit(&mut self, block: &Outgoing) -> Result<()> {
+        let refuse = |reason, error| {
+            self.core.metrics.rejected(reason).inc();
+            Err(error)
+        };
+        if let Err(refused) = self.core.state.check() {
+            return refuse(RejectLabel::State, refused);
+        }
+        let bytes = Item::record_bytes(block);
+        if bytes > Open::room_bytes(self.core.config.segment_bytes) {
+            let what = format!(
+                "write to nvme: a block of {bytes} bytes with its header does not fit into a \
+                 segment of {} bytes",
+                self.core.config.segment_bytes
+            );
+            return refuse(RejectLabel::Size, Error::invalid(what));
+        }
+        let reserve = if block.reused { 0.0 } else { UNREAD_RESERVE };
+        if block.urgency != Urgency::Durable && !self.budget.allows(bytes, reserve) {
+            let kind = ErrorKind::Exhausted { retry_after: Duration::from_secs(1) };
+            let what = "write to nvme: the write budget of the day is short (nvme.daily_writes)";
+            return refuse(RejectLabel::Budget, Error::new(kind, what));
+        }
+        Ok(())
+    }
+
+    /// The current place of a block, as the index has it.
+    pub(super) fn current(&self, key: &IndexKey) -> Option<(Place, u64)> {
+        match self.core.index.get(key) {
+            Ok(entry) => {
+                let entry = entry?;
+                let bytes = bytes_of(&entry);
+                Some((Place::of(entry.location), bytes))
+            }
+            Err(error) => {
+                tracing::warn!(%error, "nvme index cannot be read");
+                self.core.metrics.errors(super::OpLabel::Index).inc();
+                None
+            }
+        }
+    }
+
+    /// A number that no other segment has had, and a generation.
+    pub(super) fn next_id(&mut self) -> (SegmentId, u64) {
+        let id = SegmentId(self.next_segment);
+        self.next_segment += 1;
+        self.generations += 1;
+        let drawn = [self.core.config.seed, id.0, self.generations].map(u64::to_le_bytes).concat();
+        (id, super::format::checksum(&drawn) | 1)
+    }
+}
