@@ -40,6 +40,7 @@ mod scan;
 mod seal;
 mod segments;
 mod state;
+mod turn;
 mod uring;
 mod writer;
 
