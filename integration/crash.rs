@@ -23,6 +23,7 @@ impl Ended {
         let kills = self.of_kills("kills");
         assert!(kills >= kills_min, "{kills} kills, at least {kills_min} wanted");
         assert!(self.of_kills("repeated_requests") > 0, "no kill met a request");
+        assert!(self.of_kills("interrupted_starts") > 0, "no start was killed");
         assert!(self.of_kills("removed_checked") > 0, "nothing was removed");
         for name in ["lost_blocks", "resurrected_blocks", "audit_wrong_bytes"] {
             assert_eq!(self.of_kills(name), 0, "{name}");

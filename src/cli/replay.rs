@@ -38,7 +38,7 @@ is wrong, a leased block is not delivered, a stored block is not found although 
 a duplicate differs, or the counts do not add up.
 
 With --crash-every the server is killed with SIGKILL while requests are under way and started again on
-what it left. A ledger notes, synced to disk, what it has acknowledged: durable puts, and removals made
+what it left; one start in five is killed too. A ledger notes, synced to disk, what it has acknowledged: durable puts, and removals made
 on purpose. After each restart a sample of both is asked for, and everything at the end: a durable block
 that is lost or a removed block that is back makes the exit code 1, and what the server left is kept.";
 

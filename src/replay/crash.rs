@@ -16,6 +16,11 @@ const EVERY_MAX: u64 = 1_000_000_000;
 /// The kill comes within this many times the mean time between two requests, after the last of
 /// those it waits for: requests are under way then, at any stage.
 const SPREAD: f64 = 2.0;
+/// The share of the starts after a kill that are killed too: what a server does then must be as safe
+/// as everything else it does.
+const INTERRUPT_SHARE: f64 = 0.2;
+/// No start takes less than this, so that a first one is interrupted at a sensible moment.
+const START_MIN: Duration = Duration::from_millis(5);
 /// No kill waits longer than this for its moment.
 const SPREAD_MAX: Duration = Duration::from_millis(500);
 
@@ -59,12 +64,19 @@ pub(super) struct Kill {
     pub(super) after_requests: u64,
     /// When in the time after that, 0 to 1.
     moment: f64,
+    /// When in the time that a start takes the next start is killed too, 0 to 1; if it is.
+    interrupt: Option<f64>,
 }
 
 impl Kill {
     /// How long to wait after the last request, if one is done every `mean`.
     pub(super) fn delay(&self, mean: Duration) -> Duration {
         mean.mul_f64(SPREAD).min(SPREAD_MAX).mul_f64(self.moment)
+    }
+
+    /// After what time the next start is killed too, if it is and starts take `usual`.
+    pub(super) fn interrupt(&self, usual: Duration) -> Option<Duration> {
+        self.interrupt.map(|moment| usual.max(START_MIN).mul_f64(moment))
     }
 }
 
@@ -84,7 +96,10 @@ impl Schedule {
     /// The next kill.
     pub(super) fn next(&mut self) -> Kill {
         let after_requests = self.random.random_range(self.every.clone());
-        Kill { after_requests, moment: self.random.random() }
+        let moment = self.random.random();
+        let interrupts = self.random.random::<f64>() < INTERRUPT_SHARE;
+        let interrupt = interrupts.then(|| self.random.random());
+        Kill { after_requests, moment, interrupt }
     }
 
     /// At most `count` of `blocks`, chosen evenly.
@@ -150,13 +165,15 @@ mod tests {
         assert!(kills(3).iter().all(|kill| (50..=400).contains(&kill.after_requests)));
         let early = kills(4).iter().filter(|kill| kill.moment < 0.5).count();
         assert!((30..70).contains(&early), "{early} of 100 in the first half");
+        let interrupts = kills(5).iter().filter_map(|kill| kill.interrupt(Duration::ZERO)).count();
+        assert!((8..35).contains(&interrupts), "{interrupts} of 100 starts interrupted");
         let mut fixed = Schedule::new(&options("7", 1, 0.0));
         assert!((0..10).all(|_| fixed.next().after_requests == 7));
     }
 
     #[test]
     fn a_kill_lands_within_two_requests() {
-        let delay = |moment, mean| Kill { after_requests: 1, moment }.delay(mean);
+        let delay = |moment, mean| Kill { after_requests: 1, moment, interrupt: None }.delay(mean);
         assert_eq!(delay(0.5, Duration::from_millis(10)), Duration::from_millis(10));
         assert_eq!(delay(0.0, Duration::from_millis(10)), Duration::ZERO);
         assert_eq!(delay(1.0, Duration::from_secs(10)), SPREAD_MAX);

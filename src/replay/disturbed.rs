@@ -46,6 +46,8 @@ pub struct Disturbance {
     pub seed: u64,
     /// How often the server was killed, and started again.
     pub kills: u64,
+    /// Starts after a kill that were killed too, somewhere on the way to being ready.
+    pub interrupted_starts: u64,
     /// Half of the starts took no longer from the process's start until it was ready, in microseconds.
     pub recovery_p50_us: u64,
     /// 99 of 100 starts took no longer.
@@ -193,6 +195,7 @@ impl Disturbance {
         Self {
             seed: crash.seed,
             kills: killed.kills,
+            interrupted_starts: killed.interrupted,
             recovery_p50_us: killed.recovery_us(0.5),
             recovery_p99_us: killed.recovery_us(0.99),
             recovery_max_us: killed.recovery_max_us(),
@@ -233,6 +236,7 @@ impl fmt::Display for Disturbance {
             percent(self.hit_ratio_after),
         )?;
         for (name, number) in [
+            ("starts killed too", self.interrupted_starts),
             ("repeated requests", self.repeated_requests),
             ("durable blocks", self.durable_blocks),
             ("durable, asked for", self.durable_checked),

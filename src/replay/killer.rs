@@ -36,6 +36,8 @@ pub(super) struct Counted {
 #[derive(Debug)]
 pub(super) struct Killed {
     pub(super) kills: u64,
+    /// Starts that were killed too.
+    pub(super) interrupted: u64,
     /// Times from the start of a process until it was ready, one for each kill.
     pub(super) recovery: Latency,
     pub(super) findings: Findings,
@@ -67,7 +69,7 @@ impl Killer<'_> {
                 error = self.server.ended() => return Err(error),
             }
             self.kill(kill).await?;
-            self.start_again().await?;
+            self.start_again(kill).await?;
         }
         let endpoint = self.server.endpoint().to_owned();
         self.killed.counted.add(&ask(&endpoint).await?);
@@ -88,7 +90,11 @@ impl Killer<'_> {
         Ok(())
     }
 
-    async fn start_again(&mut self) -> Result<()> {
+    async fn start_again(&mut self, kill: Kill) -> Result<()> {
+        if let Some(after) = kill.interrupt(self.killed.recovery.quantile(0.5)) {
+            self.server.start_and_kill(after).await?;
+            self.killed.interrupted += 1;
+        }
         let took = self.server.start_again().await?;
         self.killed.recovery.record(took);
         let generation = self.serving.borrow().generation + 1;
@@ -134,6 +140,7 @@ impl Killed {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
             kills: 0,
+            interrupted: 0,
             recovery: Latency::new()?,
             findings: Findings::default(),
             counted: Counted::default(),

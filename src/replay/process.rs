@@ -28,6 +28,8 @@ use tokio::{
 pub(super) const START_DEADLINE: Duration = Duration::from_secs(60);
 /// How often a server is asked whether it is ready.
 const READY_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a server may take to answer that.
+const READY_DEADLINE: Duration = Duration::from_secs(5);
 /// The longest answer to that which is read, in bytes.
 const READY_BYTES_MAX: u64 = 4096;
 /// How long a server may take to stop: no client is left, so there is nothing to drain.
@@ -112,6 +114,15 @@ impl ServerProcess {
         let took = started_at.elapsed();
         (self.child, self.endpoint, self._stdout) = (child, endpoint, stdout);
         Ok(took)
+    }
+
+    /// Starts it again on what it left, and kills it `after` that: however far it has got then.
+    pub(super) async fn start_and_kill(&mut self, after: Duration) -> Result<()> {
+        let mut child = command(&self.settings, &self.directory)?
+            .spawn()
+            .map_err(|error| failed("start a server").because(error))?;
+        sleep(after).await;
+        child.kill().await.map_err(|error| failed("kill the server").because(error))
     }
 
     /// Waits for an end that nobody asked for; returns the error that tells of it.
@@ -212,14 +223,15 @@ async fn start(settings: &ServerSettings, directory: &Directory) -> Result<Start
         return Err(failed(&what));
     };
     // It may serve before it has found everything that it has.
-    let ready = async {
-        while !is_ready(&addresses.http).await {
-            sleep(READY_INTERVAL).await;
+    while !is_ready(&addresses.http).await {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(failed(&format!("start a server: it ended with {status}{}", log())));
         }
-    };
-    if timeout_at(deadline, ready).await.is_err() {
-        let waited = humantime::format_duration(START_DEADLINE);
-        return Err(failed(&format!("start a server: not ready within {waited}{}", log())));
+        if Instant::now() >= deadline {
+            let waited = humantime::format_duration(START_DEADLINE);
+            return Err(failed(&format!("start a server: not ready within {waited}{}", log())));
+        }
+        sleep(READY_INTERVAL).await;
     }
     Ok(Started { child, endpoint: addresses.grpc, stdout })
 }
@@ -234,7 +246,8 @@ async fn is_ready(http: &str) -> bool {
         connection.take(READY_BYTES_MAX).read_to_end(&mut answer).await?;
         std::io::Result::Ok(answer)
     };
-    ask.await.is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200"))
+    let answer = timeout(READY_DEADLINE, ask).await;
+    answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200")))
 }
 
 fn command(settings: &ServerSettings, directory: &Directory) -> Result<Command> {
