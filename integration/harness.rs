@@ -6,8 +6,10 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -31,6 +33,8 @@ const STREAM_WINDOW_BYTES: u32 = 8 << 20;
 pub(crate) struct Builder {
     arguments: Vec<String>,
     open_files: Option<u32>,
+    home: Option<PathBuf>,
+    wrapper: Vec<String>,
 }
 
 /// A running server.
@@ -39,7 +43,9 @@ pub(crate) struct Server {
     child: Child,
     addresses: Addresses,
     log: Arc<Mutex<Vec<String>>>,
-    _configuration: tempfile::TempDir,
+    /// Ends when everything that was logged is in `log`.
+    following: JoinHandle<()>,
+    _configuration: Option<tempfile::TempDir>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -66,10 +72,38 @@ impl Builder {
         self
     }
 
+    /// Keeps its secret in a directory that outlives it.
+    pub(crate) fn home(mut self, directory: &Path) -> Self {
+        self.home = Some(directory.to_owned());
+        self
+    }
+
+    /// Runs it by another program, which must become it: its process id is taken for the server's.
+    pub(crate) fn wrapped_in(mut self, command: Vec<String>) -> Self {
+        self.wrapper = command;
+        self
+    }
+
     /// Starts the process and waits until it serves.
     pub(crate) async fn start(self) -> Server {
-        let configuration = tempfile::tempdir().unwrap();
-        let mut child = limited(&configuration, self.open_files)
+        let (mut server, serves) = self.spawn();
+        let Ok(Ok(line)) = timeout(SERVER_WAIT, serves).await else {
+            panic!("the server did not start:\n{}", server.log());
+        };
+        server.addresses = serde_json::from_str(&line).unwrap();
+        server
+    }
+
+    /// Starts the process, which must end by itself; returns its exit code and what it said.
+    pub(crate) async fn start_refused(self) -> (Option<i32>, String) {
+        let (mut server, _never) = self.spawn();
+        (server.exit_code().await, server.log())
+    }
+
+    fn spawn(self) -> (Server, oneshot::Receiver<String>) {
+        let own = self.home.is_none().then(|| tempfile::tempdir().unwrap());
+        let home = self.home.as_deref().or(own.as_ref().map(tempfile::TempDir::path)).unwrap();
+        let mut child = wrapped(limited(command_at(home), self.open_files), &self.wrapper)
             .args(["serve", "--print-addresses"])
             .args(["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
             .args(self.arguments)
@@ -80,19 +114,15 @@ impl Builder {
             .unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&log);
-        follow(child.stderr.take().unwrap(), move |line| kept.lock().unwrap().push(line));
-        let (send, receive) = oneshot::channel();
+        let following =
+            follow(child.stderr.take().unwrap(), move |line| kept.lock().unwrap().push(line));
+        let (send, serves) = oneshot::channel();
         let mut send = Some(send);
         follow(child.stdout.take().unwrap(), move |line| {
             send.take().map(|send| send.send(line).unwrap_or_default()).unwrap_or_default();
         });
-        let mut server =
-            Server { child, addresses: Addresses::default(), log, _configuration: configuration };
-        let Ok(Ok(line)) = timeout(SERVER_WAIT, receive).await else {
-            panic!("the server did not start:\n{}", server.log());
-        };
-        server.addresses = serde_json::from_str(&line).unwrap();
-        server
+        let addresses = Addresses::default();
+        (Server { child, addresses, log, following, _configuration: own }, serves)
     }
 }
 
@@ -154,6 +184,12 @@ impl Server {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
+    /// Kills it with SIGKILL and waits until it is gone.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         let pid = i32::try_from(self.child.id()).unwrap();
@@ -165,7 +201,9 @@ impl Server {
     pub(crate) async fn exit_code(&mut self) -> Option<i32> {
         let start = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            if let Some(status) = self.child.try_wait().unwrap()
+                && self.following.is_finished()
+            {
                 return status.code();
             }
             assert!(start.elapsed() < SERVER_WAIT, "still running:\n{}", self.log());
@@ -193,32 +231,39 @@ impl Server {
 
 /// The built binary with an environment that holds no settings of whoever runs the tests.
 pub(crate) fn command(configuration: &tempfile::TempDir) -> Command {
+    command_at(configuration.path())
+}
+
+fn command_at(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvstrata"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("KV_") {
             command.env_remove(name);
         }
     }
-    command.env("XDG_CONFIG_HOME", configuration.path());
+    command.env("XDG_CONFIG_HOME", home);
     command
 }
 
-/// [`command`], under a soft limit of open files if one is given.
-fn limited(configuration: &tempfile::TempDir, open_files: Option<u32>) -> Command {
-    let bare = command(configuration);
+/// The command, under a soft limit of open files if one is given.
+fn limited(bare: Command, open_files: Option<u32>) -> Command {
     let Some(count) = open_files else { return bare };
-    let mut shell = Command::new("sh");
-    shell
-        .arg("-c")
-        .arg(format!("ulimit -Sn {count} && exec \"$0\" \"$@\""))
-        .arg(bare.get_program());
+    let script = format!("ulimit -Sn {count} && exec \"$0\" \"$@\"");
+    wrapped(bare, &["sh".to_owned(), "-c".to_owned(), script])
+}
+
+/// The command as the arguments of another one, if there is one.
+fn wrapped(bare: Command, wrapper: &[String]) -> Command {
+    let [program, arguments @ ..] = wrapper else { return bare };
+    let mut command = Command::new(program);
+    command.args(arguments).arg(bare.get_program()).args(bare.get_args());
     for (name, value) in bare.get_envs() {
         match value {
-            Some(value) => shell.env(name, value),
-            None => shell.env_remove(name),
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
         };
     }
-    shell
+    command
 }
 
 impl Drop for Server {
@@ -230,10 +275,13 @@ impl Drop for Server {
 }
 
 /// Hands lines on from a thread of its own, so that a busy test does not stop the server's log.
-fn follow(from: impl Read + Send + 'static, mut take: impl FnMut(String) + Send + 'static) {
+fn follow(
+    from: impl Read + Send + 'static,
+    mut take: impl FnMut(String) + Send + 'static,
+) -> JoinHandle<()> {
     std::thread::spawn(move || {
         BufReader::new(from).lines().map_while(Result::ok).for_each(&mut take);
-    });
+    })
 }
 
 /// A plain HTTP/1.1 request; the tests need no more of a client than this.

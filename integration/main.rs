@@ -19,6 +19,7 @@ mod harness;
 mod identity;
 mod memory;
 mod metrics;
+mod nvme;
 mod plan;
 mod put_get;
 mod replay;

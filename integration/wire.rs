@@ -23,6 +23,11 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 
 /// A namespace with one part; tests change what they are about.
 pub(crate) fn namespace(model: &str) -> Namespace {
+    namespace_of(model, BLOCK_BYTES)
+}
+
+/// A namespace with one part of so many bytes.
+pub(crate) fn namespace_of(model: &str, bytes: usize) -> Namespace {
     Namespace {
         model: model.to_owned(),
         weights: "revision-1".to_owned(),
@@ -30,7 +35,7 @@ pub(crate) fn namespace(model: &str) -> Namespace {
         layout: "paged-1".to_owned(),
         dtype: "bf16".to_owned(),
         block_tokens: 16,
-        parts: vec![Part { group: 0, rank: 0, bytes: u32::try_from(BLOCK_BYTES).unwrap() }],
+        parts: vec![Part { group: 0, rank: 0, bytes: u32::try_from(bytes).unwrap() }],
         split: "none".to_owned(),
         hash_algorithm: "sha256_cbor".to_owned(),
         hash_bytes: u32::try_from(HASH_BYTES).unwrap(),
@@ -54,13 +59,18 @@ pub(crate) fn hashes(numbers: impl IntoIterator<Item = u64>) -> Bytes {
 
 /// The bytes of a block by number: whoever knows the number can check them.
 pub(crate) fn payload(number: u64) -> Vec<u8> {
+    payload_of(number, BLOCK_BYTES)
+}
+
+/// The same for blocks of another length, a multiple of 8.
+pub(crate) fn payload_of(number: u64, bytes: usize) -> Vec<u8> {
     let mut state = number ^ 0x5DEE_CE66_D1CE_4E5B;
     let mut next = || {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 32).to_le_bytes()
     };
-    (0..BLOCK_BYTES / 8).flat_map(|_| next()).collect()
+    (0..bytes / 8).flat_map(|_| next()).collect()
 }
 
 /// A client with an open namespace, and a session if one was opened.
@@ -68,6 +78,8 @@ pub(crate) fn payload(number: u64) -> Vec<u8> {
 pub(crate) struct Wire {
     pub(crate) client: BlockCacheClient<Channel>,
     pub(crate) namespace_id: Bytes,
+    /// Bytes of one block of the namespace.
+    pub(crate) block_bytes: usize,
     pub(crate) session_id: Bytes,
     /// The session lives as long as this stream.
     pub(crate) events: Option<Streaming<SessionEvent>>,
@@ -91,8 +103,10 @@ impl Wire {
     /// Connects and opens the namespace.
     pub(crate) async fn without_session(server: &Server, namespace: Namespace) -> Self {
         let mut client = server.client().await;
-        let namespace_id = client.open(open(namespace)).await.unwrap().into_inner().namespace_id;
-        Self { client, namespace_id, session_id: Bytes::new(), events: None }
+        let opened = client.open(open(namespace)).await.unwrap().into_inner();
+        let block_bytes = usize::try_from(opened.block_bytes).unwrap();
+        let (namespace_id, session_id) = (opened.namespace_id, Bytes::new());
+        Self { client, namespace_id, block_bytes, session_id, events: None }
     }
 
     pub(crate) async fn open_session(&mut self) -> Result<(), Status> {
@@ -163,14 +177,29 @@ impl Wire {
 
     /// Puts whole blocks with their own bytes; returns the outcome of each.
     pub(crate) async fn put(&mut self, numbers: &[u64]) -> Vec<PutOutcome> {
-        let mut put = self.put_stream(self.offer(numbers.iter().copied())).await.unwrap();
-        for range in put.wanted().await.unwrap() {
+        let offer = self.offer(numbers.iter().copied());
+        self.put_offer(offer, numbers).await.unwrap()
+    }
+
+    /// The same, acknowledged when nvme has them.
+    pub(crate) async fn put_durable(&mut self, numbers: &[u64]) -> Result<Vec<PutOutcome>, Status> {
+        let offer = PutOffer { durable: true, ..self.offer(numbers.iter().copied()) };
+        self.put_offer(offer, numbers).await
+    }
+
+    async fn put_offer(
+        &mut self,
+        offer: PutOffer,
+        numbers: &[u64],
+    ) -> Result<Vec<PutOutcome>, Status> {
+        let mut put = self.put_stream(offer).await?;
+        for range in put.wanted().await? {
             for index in range.start..range.end {
                 let number = numbers[usize::try_from(index).unwrap()];
-                put.send(self.part(index, number, payload(number))).await;
+                put.send(self.part(index, number, payload_of(number, self.block_bytes))).await;
             }
         }
-        put.finish(numbers.len()).await.unwrap()
+        put.finish(numbers.len()).await
     }
 
     pub(crate) fn get_request(&self, numbers: impl IntoIterator<Item = u64>) -> GetRequest {

@@ -1,8 +1,9 @@
 //! The one place where components meet: builds them in order, serves, and leaves in order.
 //!
 //! Start: identity, memory, store, listeners, tasks, ready. End: unready, tell the sessions, refuse
-//! new sessions and leases, wait for calls and sessions within the grace, end what is left, close the
-//! listeners, join the tasks. Liveness and metrics are served until the last step.
+//! new sessions and leases, wait for calls and sessions within the grace, end what is left, copy what
+//! waits for nvme within what is left of the grace, close the listeners, join the tasks. Liveness and
+//! metrics are served until the last step.
 
 use std::{
     io,
@@ -320,19 +321,25 @@ impl Server {
         );
     }
 
-    /// Waits for calls and sessions to finish within the grace, then ends what is left.
+    /// Waits for calls and sessions to finish within the grace, then ends what is left; what they have
+    /// stored is copied to nvme as far as the grace goes.
     async fn drain(&self) {
         let (node, grace) = (&self.node, self.drain_grace);
+        let deadline = Instant::now() + grace;
         self.readiness.drain();
         node.sessions.drain(grace);
         let idle = async {
             node.sessions.wait_none().await;
             self.calls.wait_none().await;
         };
-        if tokio::time::timeout(grace, idle).await.is_err() {
+        if tokio::time::timeout_at(deadline, idle).await.is_err() {
             info!(sessions = node.sessions.count(), "grace is over, ending what is left");
         }
         node.sessions.end_all();
+        let blocks = node.stack.flush(deadline).await;
+        if blocks > 0 {
+            info!(blocks, "stopping although blocks wait to be copied to nvme");
+        }
     }
 }
 

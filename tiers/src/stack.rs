@@ -251,6 +251,16 @@ impl Stack {
         self.shared.clean(stop).await;
     }
 
+    /// Waits until [`clean`](Self::clean) has copied all that puts have stored, or nvme takes no more
+    /// now, or the deadline; returns how many blocks still wait to be copied. For the end of a stack
+    /// that is not used any more: what is put meanwhile may or may not be waited for.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn flush(&self, deadline: Instant) -> u64 {
+        self.shared.flush(deadline).await
+    }
+
     /// Marks blocks as used now, tail first; returns how many are in dram.
     pub fn touch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
         self.shared.touch(namespace, hashes)

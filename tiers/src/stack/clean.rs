@@ -14,7 +14,7 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},
-    time::{Duration, Instant, sleep_until},
+    time::{Duration, Instant, sleep_until, timeout_at},
 };
 
 use super::{
@@ -50,6 +50,8 @@ pub(crate) struct Cleaner {
     waiting: Mutex<Waiting>,
     /// Something was queued or became due.
     work: Notify,
+    /// Nothing is under way and nothing can be begun now, or the cleaner has ended.
+    settled: Notify,
     /// Where demotions that somebody waits for go; none while no cleaner runs.
     inbox: Mutex<Option<mpsc::Sender<Job>>>,
 }
@@ -59,6 +61,8 @@ struct Waiting {
     queue: VecDeque<BlockKey>,
     /// A sweep for such blocks is due.
     sweep: Option<Admission>,
+    /// Somebody waits for all of it.
+    hurry: bool,
 }
 
 impl Cleaner {
@@ -95,6 +99,18 @@ impl Cleaner {
     pub(super) fn inbox(&self) -> Option<mpsc::Sender<Job>> {
         self.inbox.lock().clone()
     }
+
+    /// Waits until nothing is under way and nothing can be begun.
+    async fn settle(&self) {
+        // Made first: what happens from here on is not missed.
+        let settled = self.settled.notified();
+        if self.inbox().is_none() {
+            return;
+        }
+        self.waiting.lock().hurry = true;
+        self.work.notify_one();
+        settled.await;
+    }
 }
 
 /// Closes the inbox when the cleaner ends, however it ends.
@@ -103,6 +119,7 @@ struct Open<'a>(&'a Cleaner);
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         *self.0.inbox.lock() = None;
+        self.0.settled.notify_waiters();
     }
 }
 
@@ -153,12 +170,19 @@ impl Shared {
         let open = Open(&self.cleaner);
         let mut run = Run::new(self);
         let mut stop = pin!(stop);
+        let mut awaited = false;
         loop {
+            // Looked at before the queue: whoever waits has queued before.
+            awaited |= run.hurry();
             let step = run.fill(&mut inbox);
             let (again, wake) = match step {
                 Step::Went => (true, None),
                 Step::Idle(wake) => (false, wake),
             };
+            if awaited && !again && run.running.is_empty() {
+                awaited = false;
+                self.cleaner.settled.notify_waiters();
+            }
             let has_room = run.has_room();
             tokio::select! {
                 biased;
@@ -174,6 +198,13 @@ impl Shared {
         // What waits in the inbox is told that there is no cleaner any more.
         drop(inbox);
         while run.running.next().await.is_some() {}
+    }
+
+    /// Waits until all that is queued is copied or cannot be now; returns how much is left of it.
+    pub(super) async fn flush(&self, deadline: Instant) -> u64 {
+        // Late or not, what is left says it.
+        drop(timeout_at(deadline, self.cleaner.settle()).await);
+        u64::try_from(self.cleaner.len()).unwrap_or(u64::MAX)
     }
 }
 
@@ -202,6 +233,15 @@ impl<'a> Run<'a> {
     /// Blocks are no larger than an extent, so that the bytes are exceeded by one at most.
     fn has_room(&self) -> bool {
         self.running.len() < CLEANER_BLOCKS_MAX && self.held_bytes < self.held_bytes_max
+    }
+
+    /// Whether somebody has begun to wait for all that there is to do; then a sweep need not wait.
+    fn hurry(&mut self) -> bool {
+        let hurry = std::mem::take(&mut self.shared.cleaner.waiting.lock().hurry);
+        if hurry {
+            self.sweep_from = Instant::now();
+        }
+        hurry
     }
 
     /// Begins what may begin: what somebody waits for, then what is queued.

@@ -240,6 +240,44 @@ async fn when_the_cleaner_stops_what_has_begun_is_completed_and_later_work_is_do
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_flush_copies_all_that_was_put_and_what_a_full_queue_has_dropped() {
+    let tiers = tiers(64 * MIB, 64);
+    let all = CLEANER_QUEUE_MAX as u64 + 1000;
+    tiers.put(0..60_000);
+    tiers.put(60_000..all);
+    let flushed = async {
+        tokio::task::yield_now().await;
+        let left = tiers.fixture.stack.flush(Instant::now() + Duration::from_secs(5)).await;
+        (left, tiers.nvme.usage().blocks)
+    };
+    assert_eq!(tiers.cleaning(flushed).await, (0, all));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_flush_ends_at_its_deadline_and_at_once_when_there_is_nothing_to_wait_for() {
+    let tiers = tiers(4 * MIB, 4096);
+    let stack = &tiers.fixture.stack;
+    let flush = async |limit: Duration| {
+        tokio::task::yield_now().await;
+        let started = Instant::now();
+        (stack.flush(started + limit).await, started.elapsed())
+    };
+    let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
+    tiers.put(0..100);
+    assert_eq!(flush(minute).await, (100, Duration::ZERO), "no cleaner");
+    tiers.faults.plan(&[Fault::Slow(10 * second); 200]);
+    assert_eq!(tiers.cleaning(flush(second)).await, (100 - CLEANER_BLOCKS_MAX as u64, second));
+    tiers.faults.plan(&[Fault::None; 0]);
+    assert_eq!(tiers.cleaning(flush(minute)).await.0, 0);
+    assert_eq!(tiers.nvme.usage().blocks, 100);
+    assert_eq!(tiers.cleaning(flush(minute)).await, (0, Duration::ZERO), "nothing is queued");
+    tiers.put(100..300);
+    tiers.faults.plan(&[Fault::Error; 1000]);
+    let (left, took) = tiers.cleaning(flush(minute)).await;
+    assert!(left > 0 && took < second, "a tier in trouble: {left} left after {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_an_nvme_tier_nothing_is_queued() {
     let fixture = Fixture::new(MIB, Vec::new()).unwrap();
     let namespace = fixture.namespace("m", &[64]).unwrap();
