@@ -25,6 +25,8 @@ mod put_get;
 mod replay;
 mod sessions;
 mod shared_data;
+mod skipped;
 mod tidy;
+mod tmpfs;
 mod traces;
 mod wire;

@@ -32,8 +32,8 @@ use crate::{
     wire::{Wire, hashes, payload_of},
 };
 
-/// Blocks put or asked for at once: with 64 KiB each, 16 MiB.
-const BATCH: usize = 256;
+/// Blocks put or asked for at once: with 64 KiB each, 4 MiB.
+const BATCH: usize = 64;
 /// Blocks that wait for the cleaner.
 const QUEUED: &str = "kvstrata_demote_queue_blocks";
 /// Blocks on nvme.

@@ -1,16 +1,12 @@
 //! Finds the data that is too large to commit, and says loudly when it is not there.
 //!
 //! A test that needs such a file asks [`find`] and returns if there is none. Each such skip prints
-//! one line that starts with [`SKIPPED`], straight to the process's stderr and not through the test
-//! harness, which would swallow it in a test that passes; a summary counts those lines.
+//! one line straight to the process's stderr and not through the test harness, which would swallow it
+//! in a test that passes; a summary counts those lines.
 
-use std::{
-    io::Write,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-/// What a line about a skipped test starts with.
-pub(crate) const SKIPPED: &str = "SKIPPED (no shared data): ";
+use crate::skipped;
 
 /// Names the folder that holds `traces/` and `kv/`.
 const VARIABLE: &str = "KVSTRATA_SHARED_DATA";
@@ -21,9 +17,8 @@ pub(crate) fn find(test: &str, name: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    let line = format!("{SKIPPED}{test} (looked for {}; set {VARIABLE})\n", path.display());
-    // `eprintln!` is captured by the harness; a handle is not.
-    std::io::stderr().write_all(line.as_bytes()).expect("stderr must take a line");
+    let details = format!("looked for {}; set {VARIABLE}", path.display());
+    skipped::say(test, "no shared data", &details);
     None
 }
 

@@ -2,12 +2,12 @@
 # Runs every check there is, cheap ones first, and stops at the first that fails.
 #
 # One cargo profile (dev) for everything, so that nothing is compiled twice. At the end, also after
-# a failure, it prints what each part took and which tests could not run for lack of shared data:
-# those say so on stderr. KVSTRATA_SHARED_DATA names another place to look for it.
+# a failure, it prints what each part took and which tests could not run, for lack of shared data or
+# of a permission: those say so on stderr. KVSTRATA_SHARED_DATA names another place to look for data.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-skip_mark='SKIPPED (no shared data): '
+skip_mark='SKIPPED ('
 test_errors="$(mktemp)"
 
 parts=()
@@ -35,10 +35,10 @@ summary() {
     printf '%6d s  %s FAILED\n' $((SECONDS - started)) "$running"
   fi
   local skipped
-  mapfile -t skipped < <(grep --text -F "$skip_mark" "$test_errors" | sed "s/.*$skip_mark//" | sort -u)
+  mapfile -t skipped < <(grep --text -F "$skip_mark" "$test_errors" | sed "s/.*$skip_mark/(/" | sort -u)
   rm -f "$test_errors"
   if ((${#skipped[@]} > 0)); then
-    printf '\n!!!! NOT RUN for lack of shared data (%d):\n' "${#skipped[@]}"
+    printf '\n!!!! NOT RUN (%d):\n' "${#skipped[@]}"
     printf '!!!!   %s\n' "${skipped[@]}"
   fi
   if ((code == 0)); then

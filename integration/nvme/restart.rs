@@ -139,7 +139,7 @@ async fn a_start_reads_less_than_a_percent_of_what_is_stored() {
     let stored = blocks * LARGE as u64;
     assert!(read.saturating_sub(constant) < stored / 100, "{read} of {stored}, {constant} always");
     let segments = server.metric("kvstrata_nvme_recovery_read_bytes_total").await;
-    assert!(segments < stored as f64 / 1000.0, "{segments} bytes of segments");
+    assert!(segments < stored as f64 / 100.0, "{segments} bytes of segments");
     let mut wire = Wire::connect(&server, namespace_of("m", LARGE)).await;
     let some = (0..blocks).step_by(61);
     assert_eq!(count_right(&mut wire, some.clone()).await, some.count());

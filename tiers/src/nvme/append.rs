@@ -183,7 +183,7 @@ impl Writer {
         let written = self.write_pages(id, generation, &group, urgent).await;
         if let Err(error) = written {
             self.core.metrics.errors(OpLabel::Write).inc();
-            self.core.state.failed(&error);
+            self.stop_writes(&error);
             self.abandon();
             return self.fail(group, "write records", &error);
         }
@@ -196,12 +196,21 @@ impl Writer {
         }
         if let Err(error) = self.index(&group.changes) {
             self.core.metrics.errors(OpLabel::Index).inc();
-            self.core.state.failed(&error);
+            self.stop_writes(&error);
             // The records are in the log: the next group, or a restart, indexes them.
             return self.fail(group, "index records", &error);
         }
         self.publish(id, group);
         true
+    }
+
+    /// Writes stop for now: until there may be room, or for longer with each failure.
+    fn stop_writes(&self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::StorageFull {
+            self.core.state.full();
+        } else {
+            self.core.state.failed(error);
+        }
     }
 
     /// Applies changes, behind those that could not be applied before: the index follows the log in

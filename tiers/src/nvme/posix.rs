@@ -25,7 +25,10 @@ use rustix::{
     io::{Errno, retry_on_intr},
 };
 
-use super::device::{SegmentId, Space};
+use super::{
+    device::{SegmentId, Space},
+    format::Place,
+};
 
 /// Segments whose files stay open: far below the descriptors that a process may have (1024 where
 /// nobody raised it), and enough for the segments that are read at one time.
@@ -271,6 +274,8 @@ fn file_name(segment: SegmentId) -> String {
 /// The segment that a file holds, if it is one.
 fn segment_of(name: &str) -> Option<SegmentId> {
     let segment = SegmentId(u64::from_str_radix(name.strip_suffix(SUFFIX)?, 16).ok()?);
+    // Numbers that no place can name are not ours, and the next after them would not be, either.
+    Place { segment, unit: 1 }.location()?;
     // Only the one spelling: two files must not be the same segment.
     (file_name(segment) == name).then_some(segment)
 }
@@ -281,11 +286,12 @@ mod tests {
 
     #[test]
     fn only_the_one_spelling_is_a_segment() {
-        for number in [1, 27, u64::MAX] {
+        for number in [1, 27, (1 << 46) - 1] {
             assert_eq!(segment_of(&file_name(SegmentId(number))), Some(SegmentId(number)));
         }
         assert_eq!(file_name(SegmentId(27)), "000000000000001b.seg");
-        for name in ["1.seg", "000000000000001B.seg", "+00000000000001b.seg", "CURRENT", ".seg"] {
+        let odd = ["1.seg", "000000000000001B.seg", "+00000000000001b.seg", "CURRENT", ".seg"];
+        for name in odd.into_iter().chain(["ffffffffffffffff.seg", "0000400000000000.seg"]) {
             assert_eq!(segment_of(name), None, "{name}");
         }
     }

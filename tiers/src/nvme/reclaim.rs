@@ -9,8 +9,14 @@
 //! Order: the map and its readers are told, then the index, then the file goes, then the directory is
 //! synced, and only then the index forgets the segment. A crash in between leaves a segment without
 //! live blocks, never one whose removed blocks would be taken for new.
+//!
+//! Who shares the disk may take what is left of it. Then the tier gives way, but only down to half of
+//! what it had: below that it exchanges its oldest segment for a new one, and if others take that room
+//! too, it stops writing and goes on serving what it has.
 
-use std::io;
+use std::{io, time::Duration};
+
+use tokio::time::Instant;
 
 use super::{
     OpLabel, RejectLabel,
@@ -41,6 +47,10 @@ const MOVE_BYTES_MAX: u64 = 4 << 20;
 const FLOOR_DIVISOR: u64 = 20;
 /// The most that is left to others, in bytes.
 const FLOOR_BYTES_MAX: u64 = 4 << 30;
+/// Of the most that the tier has had, others can take this part: 1 / this.
+const GIVE_WAY_DIVISOR: u64 = 2;
+/// How long nothing is reclaimed for a disk that others fill, after they took what was.
+const IN_VAIN_PAUSE: Duration = Duration::from_secs(60);
 /// Segments reclaimed in a row before waiting puts get their turn.
 const RECLAIMS_IN_A_ROW: usize = 4;
 /// Segments beyond twice those that the capacity holds whole: more are merged.
@@ -81,17 +91,27 @@ impl Writer {
         }
         let mut reclaimed = false;
         loop {
-            let made = if self.has_room() {
+            // What was just given back may be taken again, whatever else the disk lacks.
+            let made = if self.fits_capacity() && self.fits_disk(!reclaimed) {
                 self.create()
             } else {
                 Err(io::ErrorKind::StorageFull.into())
             };
             match made {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.in_vain = None;
+                    return Ok(());
+                }
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                    if !reclaimed && Box::pin(self.reclaim(Keep::Nothing)).await {
+                    if !reclaimed
+                        && self.may_reclaim()
+                        && Box::pin(self.reclaim(Keep::Nothing)).await
+                    {
                         reclaimed = true;
                         continue;
+                    }
+                    if reclaimed && self.fits_capacity() {
+                        self.in_vain = Some(Instant::now());
                     }
                     if !self.reclaiming {
                         self.core.state.full();
@@ -109,21 +129,38 @@ impl Writer {
         }
     }
 
-    /// Whether one more segment fits, by the configured capacity and by what the disk has left.
-    fn has_room(&self) -> bool {
-        let segment = self.core.config.segment_bytes;
+    /// Whether the configured capacity allows one more segment.
+    fn fits_capacity(&self) -> bool {
         let totals = self.core.segments.totals();
-        if totals.file_bytes + segment > self.core.config.capacity_bytes {
-            return false;
-        }
+        totals.file_bytes + self.core.config.segment_bytes <= self.core.config.capacity_bytes
+    }
+
+    /// Whether the disk has room for one more segment, and for what is left to others.
+    fn fits_disk(&self, with_floor: bool) -> bool {
         match self.core.device.space() {
             Ok(space) => {
                 let floor = (space.total_bytes / FLOOR_DIVISOR).min(FLOOR_BYTES_MAX);
-                space.available_bytes >= segment.saturating_add(floor)
+                let floor = if with_floor { floor } else { 0 };
+                let needed = self.core.config.segment_bytes.saturating_add(floor);
+                space.available_bytes >= needed
             }
             // Then creating it will tell.
             Err(_unknown) => true,
         }
+    }
+
+    /// Whether reclaiming for a new segment makes sense: not if others took what was reclaimed for
+    /// the last one.
+    fn may_reclaim(&self) -> bool {
+        !self.fits_capacity() || self.in_vain.is_none_or(|then| then.elapsed() >= IN_VAIN_PAUSE)
+    }
+
+    /// Whether one more segment fits, or others have taken so much that nothing more is given up.
+    fn has_room(&mut self) -> bool {
+        let bytes = self.core.segments.totals().file_bytes;
+        self.peak_bytes = self.peak_bytes.max(bytes);
+        let given_way = bytes <= self.peak_bytes / GIVE_WAY_DIVISOR;
+        self.fits_capacity() && (given_way || self.fits_disk(true))
     }
 
     /// Reclaims until one more segment fits, there are not too many blocks, and none is without a

@@ -14,7 +14,7 @@
 //! unknown.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     io,
     sync::Arc,
     time::Duration,
@@ -78,6 +78,9 @@ pub(super) struct State {
     pub(super) progress: BTreeMap<SegmentId, Progress>,
     pub(super) changes: Vec<Change>,
     pub(super) found: Recovered,
+    /// Namespaces of another secret, and how many of their blocks there were.
+    strangers: HashSet<NamespaceId>,
+    strange_blocks: u64,
 }
 
 impl Writer {
@@ -105,6 +108,13 @@ impl Writer {
         let mut found = state.found;
         (found.blocks, found.segments) = (totals.live_blocks, totals.segments);
         found.elapsed = started.elapsed();
+        if state.strange_blocks > 0 {
+            tracing::warn!(
+                blocks = state.strange_blocks,
+                namespaces = state.strangers.len(),
+                "nvme blocks of another identity secret are dropped"
+            );
+        }
         self.report(&found);
         found
     }
@@ -215,10 +225,7 @@ impl Writer {
                 self.known.insert(id);
                 state.namespaces.insert(id, namespace);
             }
-            Ok(None) => tracing::warn!(
-                namespace = id.short(),
-                "nvme holds a namespace of another secret: its blocks are dropped"
-            ),
+            Ok(None) => drop(state.strangers.insert(id)),
             Err(error) => {
                 self.core.metrics.damaged(DamageLabel::Note).inc();
                 tracing::warn!(%error, namespace = id.short(), "nvme namespace cannot be read");
@@ -245,7 +252,10 @@ impl Writer {
         entry: &IndexEntry,
         state: &mut State,
     ) -> bool {
-        let Some(namespace) = state.namespaces.get(&key.namespace) else { return false };
+        let Some(namespace) = state.namespaces.get(&key.namespace) else {
+            state.strange_blocks += u64::from(state.strangers.contains(&key.namespace));
+            return false;
+        };
         let layout = namespace.layout();
         let parts = layout.parts().len();
         let right_len = if layout.is_opaque() {
@@ -280,6 +290,7 @@ impl Writer {
         state.found.rebuilt = true;
         state.found.stale = 0;
         state.found.bytes = 0;
+        state.strange_blocks = 0;
         state.changes.clear();
         state.progress.clear();
         self.known.clear();

@@ -67,6 +67,10 @@ pub struct Writer {
     pub(super) unindexed: Vec<Change>,
     /// A segment is being reclaimed: making room does not make room.
     pub(super) reclaiming: bool,
+    /// The most that the segments have taken.
+    pub(super) peak_bytes: u64,
+    /// When a segment was last reclaimed whose room others took.
+    pub(super) in_vain: Option<Instant>,
     pub(super) buffers: Buffers,
 }
 
@@ -98,6 +102,8 @@ impl Writer {
             budget,
             unindexed: Vec::new(),
             reclaiming: false,
+            peak_bytes: 0,
+            in_vain: None,
             buffers: Buffers::default(),
         }
     }
