@@ -44,7 +44,7 @@ pub(crate) struct Server {
     addresses: Addresses,
     log: Arc<Mutex<Vec<String>>>,
     /// Ends when everything that was logged is in `log`.
-    following: JoinHandle<()>,
+    following: Option<JoinHandle<()>>,
     _configuration: Option<tempfile::TempDir>,
 }
 
@@ -114,8 +114,8 @@ impl Builder {
             .unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
         let kept = Arc::clone(&log);
-        let following =
-            follow(child.stderr.take().unwrap(), move |line| kept.lock().unwrap().push(line));
+        let stderr = child.stderr.take().unwrap();
+        let following = Some(follow(stderr, move |line| kept.lock().unwrap().push(line)));
         let (send, serves) = oneshot::channel();
         let mut send = Some(send);
         follow(child.stdout.take().unwrap(), move |line| {
@@ -166,7 +166,7 @@ impl Server {
         value.parse().unwrap()
     }
 
-    /// What it has logged so far.
+    /// What it has logged so far; the latest lines may be missing while it runs.
     pub(crate) fn log(&self) -> String {
         self.log.lock().unwrap().join("\n")
     }
@@ -184,10 +184,17 @@ impl Server {
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// Kills it with SIGKILL and waits until it is gone.
-    pub(crate) fn kill(mut self) {
+    /// Kills it with SIGKILL and waits until it is gone; returns all that it has logged.
+    pub(crate) fn kill(mut self) -> String {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        self.complete_log()
+    }
+
+    /// The whole log of a process that has ended.
+    fn complete_log(&mut self) -> String {
+        self.following.take().map(JoinHandle::join).transpose().unwrap();
+        self.log()
     }
 
     /// Sends SIGTERM.
@@ -201,9 +208,8 @@ impl Server {
     pub(crate) async fn exit_code(&mut self) -> Option<i32> {
         let start = Instant::now();
         loop {
-            if let Some(status) = self.child.try_wait().unwrap()
-                && self.following.is_finished()
-            {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                self.complete_log();
                 return status.code();
             }
             assert!(start.elapsed() < SERVER_WAIT, "still running:\n{}", self.log());
@@ -212,11 +218,12 @@ impl Server {
     }
 
     /// Terminates the server; it must exit with 0 and have logged no WARN or ERROR but those that
-    /// contain one of `expected`.
-    pub(crate) async fn stop(mut self, expected: &[&str]) {
+    /// contain one of `expected`. Returns all that it has logged.
+    pub(crate) async fn stop(mut self, expected: &[&str]) -> String {
         self.terminate();
         assert_eq!(self.exit_code().await, Some(0), "log:\n{}", self.log());
         self.assert_quiet(expected);
+        self.log()
     }
 
     /// Fails if there is a WARN or ERROR in the log that contains none of `expected`.

@@ -1,7 +1,8 @@
 //! The nvme tier of real server processes: what survives how they end, and what damage costs.
 //!
 //! - [`durable`]: `STORED` of a durable put survives SIGKILL, also for duplicates of what was in dram
-//!   only; what nvme cannot take is `NOT_DURABLE` and readable; without the tier `UNIMPLEMENTED`.
+//!   only; what nvme cannot take, and everything after a failed sync, is `NOT_DURABLE` and readable;
+//!   without the tier it is `UNIMPLEMENTED`.
 //! - [`restart`]: after SIGTERM and after SIGKILL everything is found on nvme with the cost of loading
 //!   it, comes with right bytes and is promoted; what was removed stays removed; a start reads less
 //!   than 1 % of what is stored; a SIGTERM right after a put loses nothing of it.

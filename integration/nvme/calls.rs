@@ -126,7 +126,7 @@ fn sum<'a>(calls: impl Iterator<Item = &'a Call>) -> u64 {
 }
 
 /// Whether strace may trace here; says so if not.
-fn may_trace(test: &str) -> bool {
+pub(super) fn may_trace(test: &str) -> bool {
     match Command::new("strace").args(["-f", "-o", "/dev/null", "true"]).output() {
         Ok(output) if output.status.success() => true,
         Ok(output) => {
@@ -172,6 +172,11 @@ async fn trace(home: &Home, blocks: u64, durable: bool) -> String {
     read()
 }
 
+#[expect(clippy::print_stdout, reason = "numbers for whoever runs it with --nocapture")]
+fn show(text: &str) {
+    println!("{text}");
+}
+
 /// Stores blocks, and checks all but the size of writes; returns the bytes written to segments, and
 /// how many of them in large writes.
 async fn large_of_all(test: &str, durable: bool) -> Option<(u64, u64)> {
@@ -188,11 +193,11 @@ async fn large_of_all(test: &str, durable: bool) -> Option<(u64, u64)> {
     assert!(all >= mib << 20, "{all} bytes: not everything was seen");
     let index = sum(writes().filter(|call| call.is_of("/index/")));
     let groups = assert_synced_before_indexed(&calls, &events);
-    println!(
+    show(&format!(
         "{blocks} blocks: {all} bytes to segments in {} writes, {large} in large ones; {groups} \
          groups; {index} bytes to the index",
         segments().count()
-    );
+    ));
     assert!(index < blocks * INDEX_BYTES_MAX, "{index} bytes of index for {blocks} blocks");
     assert!(groups > 4, "{groups} groups");
     Some((large, all))

@@ -1,9 +1,12 @@
 //! Durable puts: what is acknowledged survives a kill, and what cannot be is not acknowledged.
 
+use std::time::Duration;
+
 use kvstrata_proto::v1::PutOutcome;
+use tokio::time::Instant;
 use tonic::Code;
 
-use super::{Home, ON_NVME, count_right, store};
+use super::{Home, ON_NVME, calls::may_trace, count_right, store};
 use crate::{
     harness::Server,
     wire::{Wire, namespace, namespace_of},
@@ -62,6 +65,48 @@ async fn what_nvme_cannot_take_is_not_durable_and_readable_all_the_same() {
     store(&mut small, 0..10, true).await;
     drop((wire, small));
     server.stop(&["nvme does not take all demotions"]).await;
+}
+
+#[tokio::test]
+async fn after_a_failed_sync_nothing_is_durable_and_what_was_stays() {
+    let test = "after_a_failed_sync_nothing_is_durable_and_what_was_stays";
+    if !may_trace(test) {
+        return;
+    }
+    let home = Home::new();
+    // Every thread's syncs fail from the 24th on: the start needs less, the puts below far more.
+    let inject = ["strace", "-D", "-f", "--seccomp-bpf", "-o", "/dev/null", "-e"];
+    let mut strace: Vec<String> = inject.map(str::to_owned).into();
+    strace.push("inject=fdatasync:error=EIO:when=24+".to_owned());
+    let builder = home.server().wrapped_in(strace).set("nvme.engine", "pread");
+    let mut server = builder.start().await;
+    let mut wire = Wire::connect(&server, namespace("m")).await;
+    let mut durable = 0;
+    while wire.put_durable(&[durable]).await.unwrap() == [PutOutcome::Stored] {
+        durable += 1;
+        assert!(durable < 5000, "no sync failed");
+    }
+    assert!(durable > 0, "no sync succeeded");
+    let read_only = "kvstrata_nvme_state{state=\"read_only\"}";
+    assert_eq!(server.metric(read_only).await, 1.0);
+    for number in durable + 1..durable + 20 {
+        assert_eq!(wire.put_durable(&[number]).await.unwrap(), [PutOutcome::NotDurable]);
+    }
+    assert_eq!(count_right(&mut wire, 0..durable + 20).await as u64, durable + 20);
+    drop(wire);
+    // Nothing is waited for that cannot be written any more.
+    let started = Instant::now();
+    server.terminate();
+    assert_eq!(server.exit_code().await, Some(0), "{}", server.log());
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert_eq!(server.log().matches("read-only until the restart").count(), 1);
+
+    let server = home.server().start().await;
+    let mut wire = Wire::connect(&server, namespace("m")).await;
+    assert_eq!(count_right(&mut wire, 0..durable).await as u64, durable);
+    store(&mut wire, durable + 20..durable + 40, true).await;
+    drop(wire);
+    server.stop(&[]).await;
 }
 
 #[tokio::test]

@@ -33,10 +33,9 @@ async fn a_directory_of_another_node_is_set_aside_and_not_served() {
     let kept = home.segments();
     let server = home.server().set("node.name", "node-b").start().await;
     assert_eq!((count(&server, 50).await, server.metric(ON_NVME).await), (0, 0.0));
-    let log = server.log();
+    let log = server.stop(&["aside"]).await;
     let told = log.lines().find(|line| line.contains(" WARN ") && line.contains("node-a"));
     assert!(told.is_some_and(|line| line.contains("aside-1")), "{log}");
-    server.stop(&["aside"]).await;
     let aside = home.data.path().join("kvstrata-nvme.aside-1/segments");
     assert!(kept.iter().all(|path| aside.join(path.file_name().unwrap()).exists()));
     // Nothing was lost: moved back, it is node-a's as before.
@@ -89,9 +88,9 @@ async fn blocks_of_another_secret_are_dropped_and_counted() {
     let server = other.server().start().await;
     assert_eq!((count(&server, 50).await, server.metric(ON_NVME).await), (0, 0.0));
     assert_eq!(server.metric("kvstrata_nvme_stale_entries_total").await, 50.0);
-    let (log, told) = (server.log(), "blocks of another identity secret are dropped blocks=50");
+    let told = "blocks of another identity secret are dropped blocks=50";
+    let log = server.stop(&[told]).await;
     assert_eq!(log.matches(told).count(), 1, "{log}");
-    server.stop(&[told]).await;
     // Told once, and gone.
     fill(&other, 50).await;
     let server = other.server().start().await;
@@ -105,10 +104,9 @@ async fn a_lost_index_is_made_anew_from_the_segments() {
     fs::remove_dir_all(home.tier().join("index")).unwrap();
     let server = home.server().start().await;
     assert_eq!((count(&server, 300).await, server.metric(ON_NVME).await), (300, 300.0));
-    let log = server.log();
+    let log = server.kill();
     let found = log.lines().find(|line| line.contains("nvme tier recovered")).unwrap();
     assert!(!found.contains("replayed=0 "), "{found}");
-    server.kill();
     // Damaged instead of gone.
     let index = fs::read_dir(home.tier().join("index")).unwrap().map(|file| file.unwrap().path());
     for file in index.filter(|file| !file.ends_with("CURRENT") && !file.ends_with("IDENTITY")) {
