@@ -40,6 +40,7 @@ mod scan;
 mod seal;
 mod segments;
 mod state;
+mod survey;
 mod turn;
 mod uring;
 mod writer;

@@ -1,6 +1,6 @@
 //! Keeping room: which segment goes, what of it is written again, and in which order it leaves.
 //!
-//! Of the oldest segments the one with the least that is hot goes. *Hot* is what was used more
+//! The segment goes whose room costs the least writing, see [`survey`](super::survey). *Hot* is what was used more
 //! recently than the coldest share of all blocks on the tier, by the ages of the one map: so the order
 //! in which blocks leave is that of their last use, as if the tier were one list, and not that of
 //! their writing. What is hot is appended again, within the write budget and never more than most of
@@ -25,12 +25,8 @@ use super::{
 };
 use crate::{error::ErrorKind, store::Wanted, tier::Tier};
 
-/// How many of the oldest segments are compared.
-const CANDIDATES: usize = 4;
 /// A segment that was passed over so often goes next, so that tombstones and numbers come to an end.
-const PASSED_OVER_MAX: u32 = 8;
-/// The share of the tier's blocks that is cold: what reclaiming may drop without looking further.
-const COLD_SHARE: f64 = 0.05;
+const PASSED_OVER_MAX: u32 = 256;
 /// The most of a segment that is written again, in percent.
 const KEEP_PERCENT_MAX: u64 = 75;
 /// The share of the write burst that writing again must leave for new blocks.
@@ -177,30 +173,18 @@ impl Writer {
                 closed.truncate(1);
             }
             Keep::Hot => {
-                if let Some(dead) = closed.iter().position(|(_, s)| s.live_blocks == 0) {
-                    closed.swap(0, dead);
-                    closed.truncate(1);
-                }
-                let due = |(_, s): &(SegmentId, Segment)| s.passed_over >= PASSED_OVER_MAX;
-                closed.truncate(if closed.first().is_some_and(due) { 1 } else { CANDIDATES });
+                self.survey.refresh(self.core.above().as_deref(), &closed);
+                let dead = closed.iter().position(|(_, s)| s.live_blocks == 0);
+                let due =
+                    closed.first().filter(|(_, s)| s.passed_over >= PASSED_OVER_MAX).map(|_| 0);
+                let chosen = dead.or(due).or_else(|| self.survey.cheapest(&closed)).unwrap_or(0);
+                closed.swap(0, chosen);
+                closed.truncate(1);
             }
         }
-        let cold = self.cold_age();
-        let mut best: Option<(u64, Victim)> = None;
-        for (id, segment) in closed {
-            let victim = self.look_at(id, segment).await;
-            let hot = victim.hot_bytes(cold);
-            if best.as_ref().is_none_or(|(least, _)| hot < *least) {
-                best = Some((hot, victim));
-            }
-        }
-        let (_, victim) = best?;
-        self.core.segments.pass_over(victim.id);
-        Some(victim)
-    }
-
-    fn cold_age(&self) -> u64 {
-        self.core.above().map_or(0, |above| above.cold_age(Tier::Nvme, COLD_SHARE))
+        let (id, segment) = closed.pop()?;
+        self.core.segments.pass_over(id);
+        Some(self.look_at(id, segment).await)
     }
 
     /// Finds out what is in a segment. What cannot be read is not in it.
@@ -265,8 +249,7 @@ impl Writer {
             Keep::Nothing => {}
             Keep::All => self.move_blocks(&victim, 0).await,
             Keep::Hot => {
-                let cold = self.cold_age();
-                self.move_blocks(&victim, cold).await;
+                self.move_blocks(&victim, self.survey.cold()).await;
             }
         }
         self.let_go(&victim);
@@ -395,14 +378,6 @@ impl Writer {
 }
 
 impl Victim {
-    /// Bytes of the blocks that were used after `cold`.
-    fn hot_bytes(&self, cold: u64) -> u64 {
-        let aged = self.entries.iter().zip(&self.ages);
-        aged.filter(|(_, age)| age.is_some_and(|age| age > cold))
-            .map(|(e, _)| record_bytes(e))
-            .sum()
-    }
-
     /// The blocks to keep, in their order: those used after `cold`, up to `bytes_max`, hottest first.
     fn chosen(&self, cold: u64, bytes_max: u64) -> Vec<&Entry> {
         let aged = self.entries.iter().zip(&self.ages);

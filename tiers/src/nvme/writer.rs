@@ -20,6 +20,7 @@ use super::{
     item::{Item, bytes_of},
     seal::Open,
     state::WriteBudget,
+    survey::Survey,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -68,6 +69,7 @@ pub struct Writer {
     /// A segment is being reclaimed: making room does not make room.
     pub(super) reclaiming: bool,
     pub(super) buffers: Buffers,
+    pub(super) survey: Survey,
 }
 
 /// Operations taken from the queue.
@@ -99,6 +101,7 @@ impl Writer {
             unindexed: Vec::new(),
             reclaiming: false,
             buffers: Buffers::default(),
+            survey: Survey::default(),
         }
     }
 
