@@ -17,7 +17,7 @@ use super::{
     aligned::PAGE_BYTES,
     device::{SegmentId, SyncPoint},
     format::{Entry, Kind, Place, Tombstone},
-    index::Change,
+    index::{Change, IndexKey, Known},
     item::Item,
     scan::{Scanner, Trouble, read_table, read_trailer},
     segments::Segment,
@@ -71,6 +71,8 @@ struct Victim {
     entries: Vec<Entry>,
     /// For each entry: the last use, if it is a block that the map has here.
     ages: Vec<Option<u64>>,
+    /// Whether all of its records are in `entries`.
+    whole: bool,
 }
 
 impl Writer {
@@ -81,7 +83,9 @@ impl Writer {
         }
         let mut reclaimed = false;
         loop {
-            let made = if self.has_room() {
+            // Segments that were cut are small: it may take many to make room for one.
+            let over = !self.has_capacity();
+            let made = if !over && self.has_disk() {
                 self.create()
             } else {
                 Err(io::ErrorKind::StorageFull.into())
@@ -89,8 +93,9 @@ impl Writer {
             match made {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                    if !reclaimed && Box::pin(self.reclaim(Keep::Nothing)).await {
-                        reclaimed = true;
+                    // Others may fill the disk: that is no reason to give them everything at once.
+                    if (over || !reclaimed) && Box::pin(self.reclaim(Keep::Nothing)).await {
+                        reclaimed |= !over;
                         continue;
                     }
                     if !self.reclaiming {
@@ -109,13 +114,15 @@ impl Writer {
         }
     }
 
-    /// Whether one more segment fits, by the configured capacity and by what the disk has left.
-    fn has_room(&self) -> bool {
+    /// Whether one more segment fits into the configured capacity.
+    fn has_capacity(&self) -> bool {
+        let file_bytes = self.core.segments.totals().file_bytes;
+        file_bytes.saturating_add(self.core.config.segment_bytes) <= self.core.config.capacity_bytes
+    }
+
+    /// Whether one more segment fits into what the disk has left.
+    fn has_disk(&self) -> bool {
         let segment = self.core.config.segment_bytes;
-        let totals = self.core.segments.totals();
-        if totals.file_bytes + segment > self.core.config.capacity_bytes {
-            return false;
-        }
         match self.core.device.space() {
             Ok(space) => {
                 let floor = (space.total_bytes / FLOOR_DIVISOR).min(FLOOR_BYTES_MAX);
@@ -137,7 +144,10 @@ impl Writer {
                 Keep::Nothing
             } else if totals.segments > crowd {
                 Keep::All
-            } else if self.core.segments.any_dead() || !self.has_room() {
+            } else if self.core.segments.dead().is_some()
+                || !self.has_capacity()
+                || !self.has_disk()
+            {
                 Keep::Hot
             } else {
                 return;
@@ -177,9 +187,8 @@ impl Writer {
                 closed.truncate(1);
             }
             Keep::Hot => {
-                if let Some(dead) = closed.iter().position(|(_, s)| s.live_blocks == 0) {
-                    closed.swap(0, dead);
-                    closed.truncate(1);
+                if let Some(dead) = self.core.segments.dead() {
+                    closed.retain(|(id, _)| *id == dead);
                 }
                 let due = |(_, s): &(SegmentId, Segment)| s.passed_over >= PASSED_OVER_MAX;
                 closed.truncate(if closed.first().is_some_and(due) { 1 } else { CANDIDATES });
@@ -189,7 +198,8 @@ impl Writer {
         let mut best: Option<(u64, Victim)> = None;
         for (id, segment) in closed {
             let victim = self.look_at(id, segment).await;
-            let hot = victim.hot_bytes(cold);
+            // What would have to be written again.
+            let hot = victim.hot_bytes(cold) + self.needed_tombstone_bytes(&victim);
             if best.as_ref().is_none_or(|(least, _)| hot < *least) {
                 best = Some((hot, victim));
             }
@@ -199,13 +209,19 @@ impl Writer {
         Some(victim)
     }
 
+    /// Bytes of the tombstones of a segment: none if it is the oldest.
+    fn needed_tombstone_bytes(&self, victim: &Victim) -> u64 {
+        let needed = self.core.segments.any_up_to(victim.id, victim.id);
+        if needed { victim.tombstone_bytes() } else { 0 }
+    }
+
     fn cold_age(&self) -> u64 {
         self.core.above().map_or(0, |above| above.cold_age(Tier::Nvme, COLD_SHARE))
     }
 
-    /// Finds out what is in a segment. What cannot be read is not in it.
+    /// Finds out what is in a segment.
     async fn look_at(&self, id: SegmentId, segment: Segment) -> Victim {
-        let entries = self.entries_of(id, &segment).await;
+        let (entries, whole) = self.entries_of(id, &segment).await;
         let wanted: Vec<Wanted> = entries.iter().map(|entry| wanted(id, entry)).collect();
         let mut ages = match self.core.above() {
             Some(above) => above.ages(Tier::Nvme, &wanted),
@@ -217,30 +233,30 @@ impl Writer {
                 *age = None;
             }
         }
-        Victim { id, segment, entries, ages }
+        let victim = Victim { id, segment, entries, ages, whole };
+        let tombstone_bytes = victim.tombstone_bytes();
+        self.core.segments.update(id, |segment| segment.tombstone_bytes = tombstone_bytes);
+        victim
     }
 
-    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> Vec<Entry> {
+    /// The records of a segment, and whether that are all of them.
+    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> (Vec<Entry>, bool) {
         let device = self.core.device.as_ref();
         let trailer = read_trailer(device, id, segment.generation, segment.file_bytes).await;
         if let Ok(Some(trailer)) = trailer
             && let Ok(table) = read_table(device, id, &trailer).await
         {
-            return table.into_entries();
+            return (table.into_entries(), true);
         }
         let range = (0, segment.data_bytes);
-        let mut scanner = Scanner::new(device, id, segment.generation, range);
+        let mut scanner = Scanner::new(device, id, segment.generation, range).searching();
         let mut entries = Vec::new();
-        loop {
-            match scanner.next(false).await {
-                Ok(Some(scanned)) => entries.push(scanned.entry),
-                Ok(None) => return entries,
-                Err(trouble) => {
-                    self.note(id, &trouble);
-                    return entries;
-                }
-            }
+        while let Some(scanned) = scanner.next(false).await {
+            entries.push(scanned.entry);
         }
+        let whole = scanner.at() >= segment.data_bytes && scanner.holes().is_empty();
+        scanner.holes().iter().for_each(|trouble| self.note(id, trouble));
+        (entries, whole)
     }
 
     pub(super) fn note(&self, id: SegmentId, trouble: &Trouble) {
@@ -291,8 +307,8 @@ impl Writer {
                     .filter(|tombstone| segments.any_up_to(tombstone.barrier.segment, victim.id)),
             );
         }
-        let items =
-            kept.chunks(super::TOMBSTONES_MAX).map(|kept| Item::old_tombstones(kept.to_vec()));
+        let fit = Self::tombstones_max(self.core.config.segment_bytes);
+        let items = kept.chunks(fit).map(|kept| Item::old_tombstones(kept.to_vec()));
         let items: Vec<Item> = items.collect();
         items.is_empty() || self.append(items, false).await
     }
@@ -338,23 +354,25 @@ impl Writer {
         scanner.read_record(true).await
     }
 
-    /// Event and map, then the index.
+    /// Event and map, then the index. The map is told of all that was ever there: it knows best
+    /// what it has here.
     fn let_go(&mut self, victim: &Victim) {
         let blocks = victim.entries.iter().filter(|entry| entry.kind == Kind::Block);
-        let mut leaving = Vec::new();
-        for entry in blocks {
-            let here = wanted(victim.id, entry);
-            let current = self.current(&entry.key).and_then(|(place, _)| place.location());
-            if current == Some(here.location) {
-                leaving.push(here);
-            }
+        let mut leaving: Vec<Wanted> = blocks.map(|entry| wanted(victim.id, entry)).collect();
+        if !victim.whole {
+            leaving.extend(self.indexed_in(victim.id));
         }
         if let Some(above) = self.core.above() {
             above.leaving(Tier::Nvme, &leaving);
         }
-        let removed = leaving.iter().map(|block| {
-            Change::Remove(super::index::IndexKey { namespace: block.namespace, hash: block.hash })
+        leaving.retain(|block| {
+            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            let current = self.current(&key).and_then(|(place, _)| place.location());
+            current == Some(block.location)
         });
+        let removed = leaving
+            .iter()
+            .map(|block| Change::Remove(IndexKey { namespace: block.namespace, hash: block.hash }));
         let changes: Vec<Change> = removed.collect();
         let count = u64::try_from(leaving.len()).unwrap_or(u64::MAX);
         self.core.metrics.reclaimed_blocks.inc_by(count);
@@ -365,14 +383,34 @@ impl Writer {
         }
     }
 
+    /// What the index has in a segment whose records cannot all be read: a look at all of it.
+    fn indexed_in(&self, id: SegmentId) -> Vec<Wanted> {
+        let mut found = Vec::new();
+        let loaded = self.core.index.load(&mut |known| {
+            if let Known::Block(IndexKey { namespace, hash }, entry) = known
+                && Place::of(entry.location).segment == id
+            {
+                found.push(Wanted { namespace, hash, location: entry.location });
+            }
+            Ok(())
+        });
+        if let Err(error) = loaded {
+            self.core.metrics.errors(OpLabel::Index).inc();
+            tracing::warn!(%error, "nvme index cannot be read");
+        }
+        found
+    }
+
     fn delete(&mut self, victim: &Victim) -> bool {
-        self.core.segments.remove(victim.id);
+        let segment = self.core.segments.remove(victim.id);
         if let Err(error) = self.core.device.remove(victim.id) {
             self.core.metrics.errors(OpLabel::Create).inc();
             tracing::warn!(%error, segment = victim.id.0, "nvme segment cannot be deleted");
             // Its room is not free. It has no live block: the next try, or a restart, deletes it.
-            let segment = Segment { live_bytes: 0, live_blocks: 0, ..victim.segment.clone() };
-            self.core.segments.insert(victim.id, segment);
+            if let Some(segment) = segment {
+                let segment = Segment { live_bytes: 0, live_blocks: 0, ..segment };
+                self.core.segments.insert(victim.id, segment);
+            }
             self.core.state.failed(&error);
             return false;
         }
@@ -395,6 +433,11 @@ impl Writer {
 }
 
 impl Victim {
+    fn tombstone_bytes(&self) -> u64 {
+        let tombstones = self.entries.iter().filter(|entry| entry.kind == Kind::Tombstones);
+        tombstones.map(record_bytes).sum()
+    }
+
     /// Bytes of the blocks that were used after `cold`.
     fn hot_bytes(&self, cold: u64) -> u64 {
         let aged = self.entries.iter().zip(&self.ages);

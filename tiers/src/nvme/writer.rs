@@ -12,10 +12,10 @@ use tokio::{
 };
 
 use super::{
-    Core, Recovered,
+    Core, QUEUE_OPS_MAX, Recovered,
     device::SegmentId,
-    format::Place,
-    index::{Change, IndexKey},
+    format::{Place, Tombstone},
+    index::{Change, IndexEntry, IndexKey},
     item::{Item, bytes_of},
     seal::Open,
     state::WriteBudget,
@@ -64,6 +64,8 @@ pub struct Writer {
     pub(super) budget: WriteBudget,
     /// Changes that the index has refused so far.
     pub(super) unindexed: Vec<Change>,
+    /// Tombstones that could not be written so far.
+    pub(super) owed: Vec<Tombstone>,
     /// A segment is being reclaimed: making room does not make room.
     pub(super) reclaiming: bool,
 }
@@ -73,6 +75,8 @@ pub struct Writer {
 struct Taken {
     items: Vec<Item>,
     bytes: u64,
+    /// Operations, refused ones too.
+    count: usize,
     /// Somebody waits for it.
     urgent: bool,
     closing: Option<oneshot::Sender<()>>,
@@ -95,6 +99,7 @@ impl Writer {
             known: HashSet::new(),
             budget,
             unindexed: Vec::new(),
+            owed: Vec::new(),
             reclaiming: false,
         }
     }
@@ -118,6 +123,10 @@ impl Writer {
                     self.shed().await;
                     continue;
                 }
+                () = core.lost.notified() => {
+                    self.drop_lost();
+                    continue;
+                }
             };
             let Some(op) = op else { break };
             let mut taken = Taken::default();
@@ -125,6 +134,7 @@ impl Writer {
             self.gather(&mut taken).await;
             let (items, urgent) = (std::mem::take(&mut taken.items), taken.urgent);
             self.append(items, urgent).await;
+            self.pay().await;
             self.keep_room().await;
             if let Some(done) = taken.closing {
                 self.seal().await;
@@ -139,7 +149,8 @@ impl Writer {
     /// Takes what else is in the queue; waits a moment if that is little and nobody is in a hurry.
     async fn gather(&mut self, taken: &mut Taken) {
         let deadline = Instant::now() + GROUP_WAIT;
-        while taken.bytes < GROUP_BYTES_MAX && taken.closing.is_none() {
+        let more = |taken: &Taken| taken.bytes < GROUP_BYTES_MAX && taken.count < QUEUE_OPS_MAX;
+        while more(taken) && taken.closing.is_none() {
             let op = match self.queue.try_recv() {
                 Ok(op) => op,
                 Err(_empty) if taken.urgent || taken.bytes >= GROUP_BYTES_MIN => return,
@@ -153,6 +164,7 @@ impl Writer {
     }
 
     fn take(&mut self, op: Op, taken: &mut Taken) {
+        taken.count += 1;
         match op {
             Op::Put { block, done } => match self.admit(&block) {
                 Ok(()) => {
@@ -201,14 +213,18 @@ impl Writer {
         Ok(())
     }
 
-    /// The current place of a block, as the index has it.
+    /// The current place of a block, as the index has it, or will have it.
     pub(super) fn current(&self, key: &IndexKey) -> Option<(Place, u64)> {
-        match self.core.index.get(key) {
-            Ok(entry) => {
-                let entry = entry?;
-                let bytes = bytes_of(&entry);
-                Some((Place::of(entry.location), bytes))
+        let place = |entry: &IndexEntry| (Place::of(entry.location), bytes_of(entry));
+        for change in self.unindexed.iter().rev() {
+            match change {
+                Change::Put(other, entry) if other == key => return Some(place(entry)),
+                Change::Remove(other) if other == key => return None,
+                _ => {}
             }
+        }
+        match self.core.index.get(key) {
+            Ok(entry) => entry.as_ref().map(place),
             Err(error) => {
                 tracing::warn!(%error, "nvme index cannot be read");
                 self.core.metrics.errors(super::OpLabel::Index).inc();
