@@ -25,6 +25,7 @@ pub mod aligned;
 mod append;
 mod chunks;
 pub mod device;
+pub mod directory;
 pub mod format;
 pub mod index;
 mod item;
