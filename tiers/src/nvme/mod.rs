@@ -43,6 +43,7 @@ mod seal;
 mod segments;
 mod state;
 mod uring;
+pub mod verify;
 mod writer;
 
 use std::{

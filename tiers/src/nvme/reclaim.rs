@@ -255,7 +255,7 @@ impl Writer {
             entries.push(scanned.entry);
         }
         let whole = scanner.at() >= segment.data_bytes && scanner.holes().is_empty();
-        scanner.holes().iter().for_each(|trouble| self.note(id, trouble));
+        scanner.holes().iter().for_each(|hole| self.note(id, &hole.trouble));
         (entries, whole)
     }
 

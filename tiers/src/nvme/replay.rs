@@ -84,7 +84,8 @@ impl Writer {
             self.publish_end(id, scanner.at());
             self.replay_entry(id, generation, scanned.entry, state).await;
         }
-        scanner.holes().iter().chain(scanner.failure()).for_each(|trouble| self.note(id, trouble));
+        let holes = scanner.holes().iter().map(|hole| &hole.trouble);
+        holes.chain(scanner.failure()).for_each(|trouble| self.note(id, trouble));
         state.found.read_bytes += scanner.bytes_read();
         let data_bytes = scanner.at();
         self.publish_end(id, data_bytes);

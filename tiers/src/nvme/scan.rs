@@ -181,9 +181,17 @@ pub(super) struct Scanner<'a> {
     /// Whether to look for records behind what is damaged.
     search: Search,
     /// What was passed over to find the next record.
-    holes: Vec<Trouble>,
+    holes: Vec<Hole>,
     /// What is behind the last record.
     tail: Option<Trouble>,
+}
+
+/// Pages between records that are none.
+#[derive(Debug)]
+pub(super) struct Hole {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    pub(super) trouble: Trouble,
 }
 
 /// Where a scanner goes on behind a page that is no record.
@@ -193,6 +201,10 @@ enum Search {
     BehindDamage,
     /// To the end of the segment.
     Everywhere,
+}
+
+fn page_of(offset: u64) -> u32 {
+    u32::try_from(offset / PAGE).unwrap_or(u32::MAX)
 }
 
 /// Bytes read at once to find the next record.
@@ -222,7 +234,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// What was damaged between records that are not.
-    pub(super) fn holes(&self) -> &[Trouble] {
+    pub(super) fn holes(&self) -> &[Hole] {
         &self.holes
     }
 
@@ -250,7 +262,8 @@ impl<'a> Scanner<'a> {
             match self.read_record(blocks).await {
                 Ok(scanned) => {
                     self.at += u64::from(scanned.entry.units) * PAGE;
-                    self.holes.extend(hole);
+                    let (from, to) = (page_of(start), scanned.header.unit);
+                    self.holes.extend(hole.map(|trouble| Hole { from, to, trouble }));
                     return Some(scanned);
                 }
                 Err(trouble) => {
@@ -267,6 +280,18 @@ impl<'a> Scanner<'a> {
         None
     }
 
+    /// The payload of a block that was found without it; whether it is what was written is not known.
+    pub(super) async fn payload_of(&mut self, header: &RecordHeader) -> io::Result<Vec<u8>> {
+        let at = u64::from(header.unit) * PAGE;
+        let len = usize::try_from(header.len).unwrap_or(usize::MAX);
+        if header.shape().inline {
+            let page = self.read_at(at, PAGE_BYTES).await?;
+            return Ok(header.inline_payload(&page).unwrap_or_default().to_vec());
+        }
+        let bytes = self.read_at(at + PAGE, len).await?;
+        Ok(bytes.get(..len).unwrap_or_default().to_vec())
+    }
+
     /// Whether there is something at the scanner's place, and not just nothing.
     async fn is_damage(&mut self) -> bool {
         let page = self.read_at(self.at, PAGE_BYTES).await;
@@ -281,8 +306,7 @@ impl<'a> Scanner<'a> {
             let read = self.read_at(self.at, usize::try_from(bytes).unwrap_or(0)).await;
             // What cannot be read is passed over as a whole: page by page it could take hours.
             for page in read.iter().flat_map(|read| read.chunks(PAGE_BYTES)) {
-                let unit = u32::try_from(self.at / PAGE).unwrap_or(u32::MAX);
-                if RecordHeader::decode(page, self.generation, unit).is_ok() {
+                if RecordHeader::decode(page, self.generation, page_of(self.at)).is_ok() {
                     return true;
                 }
                 self.at += PAGE;

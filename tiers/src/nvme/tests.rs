@@ -1,6 +1,8 @@
 //! The whole tier: the contract on every device and index, reclaiming, restarts, faults.
 
 mod bench;
+mod damage;
+mod rig;
 mod simulation;
 
 use std::sync::Arc;
