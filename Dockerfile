@@ -1,5 +1,9 @@
 # The image of one kvstrata node: the binary and the C library it needs, nothing else.
 FROM rust:1.95-bookworm AS builder
+# RocksDB's bindings are made from its headers by libclang.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends libclang-dev \
+    && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 COPY . .
 # The cache mounts outlive the build, so a changed source file does not recompile every crate.

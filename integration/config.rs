@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use kvstrata::config::{Auto, Config, FileSource, LogFormat, Period, Size, Sources, load};
+use kvstrata::config::{
+    Auto, Config, FileSource, LogFormat, Maybe, NvmeEngine, Period, Size, Sources, load,
+};
 
 use crate::harness::command;
 
@@ -53,6 +55,9 @@ fn the_environment_can_set_every_type() {
         ("KV_IDENTITY__SHARED_TENANT", "true"),
         ("KV_LOG__FORMAT", "json"),
         ("KV_NODE__NAME", "7"),
+        ("KV_NVME__DAILY_WRITES", "none"),
+        ("KV_NVME__ENGINE", "io_uring"),
+        ("KV_NVME__PATH", "/data"),
         ("KV_SERVER__GRPC_LISTEN", "127.0.0.1:1"),
     ];
     let config = load(&sources("", &env, &[])).unwrap();
@@ -60,6 +65,9 @@ fn the_environment_can_set_every_type() {
     assert!(config.identity.shared_tenant);
     assert_eq!(config.log.format, LogFormat::Json);
     assert_eq!(config.node.name, Auto::Given("7".to_owned()));
+    assert_eq!(config.nvme.daily_writes, Auto::Given(Maybe::None));
+    assert_eq!(config.nvme.engine, NvmeEngine::IoUring);
+    assert_eq!(config.nvme.path.to_string(), "/data");
     assert_eq!(config.server.grpc_listen.to_string(), "127.0.0.1:1");
 }
 
@@ -76,6 +84,11 @@ fn every_problem_is_reported_at_once_with_key_and_value() {
         [lease]\n\
         ttl_default = 'soon'\n\
         ttl_max = '2h'\n\
+        [nvme]\n\
+        capacity = '1MiB'\n\
+        segment_bytes = '3KiB'\n\
+        daily_writes = 'never'\n\
+        engine = 'steam'\n\
         [surprise]\n\
         a = 1\n";
     let env = [("KV_LOG", "debug"), ("KV_DRAM__CAPACITY", "1KiB"), ("KV_NODE__ZONE", "a b")];
@@ -89,6 +102,10 @@ fn every_problem_is_reported_at_once_with_key_and_value() {
         ("memory.limit", "5 (file)"),
         ("node.zone", "\"a b\""),
         ("nothing", "\"x\" (flag)"),
+        ("nvme.capacity", "1MiB"),
+        ("nvme.daily_writes", "\"never\" (file)"),
+        ("nvme.engine", "\"steam\" (file)"),
+        ("nvme.segment_bytes", "3KiB"),
         ("server.colour", "\"blue\" (file)"),
         ("server.drain_grace", "1h"),
         ("server.http_listen", "0.0.0.0:9400"),
@@ -192,8 +209,8 @@ fn the_chart_knows_the_servers_keys() {
             keys.map(move |key| format!("{section}.{key}"))
         })
         .collect();
-    // The chart gives the pod's name, whatever the values say.
-    known.push("node.name".to_owned());
+    // The chart gives the pod's name and where it mounts the volume, whatever the values say.
+    known.extend(["node.name".to_owned(), "nvme.path".to_owned()]);
     known.sort();
     let keys: Vec<String> = Config::default().settings().into_iter().map(|(key, _)| key).collect();
     assert_eq!(known, keys);

@@ -12,6 +12,7 @@ mod bad_input;
 mod cli;
 mod client;
 mod config;
+mod crash;
 mod drain;
 mod fake;
 mod harness;

@@ -32,14 +32,14 @@ const SAMPLE_HITS: u64 = 449_394;
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// How a replay ended.
-struct Ended {
-    code: Option<i32>,
-    report: Value,
-    errors: String,
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) report: Value,
+    pub(crate) errors: String,
 }
 
 impl Ended {
-    fn number(&self, pointer: &str) -> u64 {
+    pub(crate) fn number(&self, pointer: &str) -> u64 {
         self.report.pointer(pointer).and_then(Value::as_u64).unwrap()
     }
 
@@ -62,7 +62,7 @@ impl Ended {
 }
 
 /// Runs `kvstrata replay --json`; what it leaves behind in its directory fails the test.
-fn replay(trace: &Path, arguments: &[&str]) -> Ended {
+pub(crate) fn replay(trace: &Path, arguments: &[&str]) -> Ended {
     let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = tempfile::tempdir().unwrap();
     let output = command(&directory)
@@ -73,15 +73,16 @@ fn replay(trace: &Path, arguments: &[&str]) -> Ended {
         .output()
         .unwrap();
     let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
-    assert!(left.is_empty(), "left behind: {left:?}");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(left.is_empty(), "left behind: {left:?}\n{errors}");
     Ended {
         code: output.status.code(),
         report: serde_json::from_slice(&output.stdout).unwrap_or_default(),
-        errors: String::from_utf8_lossy(&output.stderr).into_owned(),
+        errors,
     }
 }
 
-fn sample() -> PathBuf {
+pub(crate) fn sample() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/sample-trace.jsonl.zst")
 }
 

@@ -1,4 +1,5 @@
-//! Divides the one memory knob: limit = dram + index + staging + reserve.
+//! Divides the one memory knob: limit = dram + index + staging + reserve, and with an nvme tier also
+//! what its index on disk and its writes and reads keep in memory.
 //!
 //! The shares are promises to each other, not allocations: dram is mapped, the index and the staging
 //! are bounded by counts derived from their shares, and the reserve is what nobody may claim. The
@@ -21,6 +22,21 @@ const STAGING_DIVISOR: u64 = 16;
 const STAGING_BYTES_MIN: u64 = 16 * MIB;
 /// More staging than this serves no purpose: 64 busy connections.
 const STAGING_BYTES_MAX: u64 = GIB;
+/// With an nvme tier, its index on disk (block cache and write buffers) takes 1 / this of the limit.
+const NVME_INDEX_DIVISOR: u64 = 16;
+/// The least that the index on disk works with: its write buffers, and a cache of its own indices.
+const NVME_INDEX_BYTES_MIN: u64 = 16 * MIB;
+/// More serves no purpose: the index on disk is read at start, not on a lookup.
+const NVME_INDEX_BYTES_MAX: u64 = 256 * MIB;
+/// With an nvme tier, its buffers take 1 / this of the limit.
+const NVME_STAGING_DIVISOR: u64 = 32;
+/// The least buffers: a few writes of 1 MiB under way and as many reads.
+const NVME_STAGING_BYTES_MIN: u64 = 8 * MIB;
+/// More buffers than this serve no purpose: one disk is busy with 32 of 1 MiB.
+const NVME_STAGING_BYTES_MAX: u64 = 32 * MIB;
+/// Of the blocks that the index has room for, nvme may hold this many eighths: the rest is for what
+/// is in dram only, which would be refused if nvme could fill the index.
+const NVME_BLOCKS_EIGHTHS: u64 = 7;
 /// Reserve that does not depend on the limit: code, runtime, thread stacks, metrics.
 const RESERVE_BYTES: u64 = 40 * MIB;
 /// Reserve for allocator slack and page tables: 1 / this of the limit.
@@ -48,6 +64,10 @@ pub struct Budget {
     pub index: u64,
     /// Messages and windows of connections.
     pub staging: u64,
+    /// The index of the nvme tier; 0 without one.
+    pub nvme_index: u64,
+    /// Buffers of the nvme tier for writes and reads; 0 without one.
+    pub nvme_staging: u64,
     /// What nobody may claim, with what an explicit dram capacity leaves.
     pub reserve: u64,
 }
@@ -109,29 +129,43 @@ impl Budget {
             (Auto::Auto, None) => machine.memory_bytes / 2,
         };
         let wanted = config.dram.capacity.given().map(|capacity| capacity.0);
-        let fixed = Self::shares(limit);
-        let free = limit.saturating_sub(fixed.index + fixed.staging + fixed.reserve);
+        let fixed = Self::shares(limit, config.nvme.is_enabled());
+        let free = limit.saturating_sub(fixed.all_but_dram());
         let dram = wanted.unwrap_or(free / MIB * MIB);
         if dram > free || dram < wanted.unwrap_or(DRAM_BYTES_MIN) {
             let dram = wanted.unwrap_or(DRAM_BYTES_MIN);
+            let least = limit_min(dram, config.nvme.is_enabled());
             return Err(Problem::new(
                 "memory.limit",
                 Size(limit),
-                format!("at least {} for a dram of {}", Size(limit_min(dram)), Size(dram)),
+                format!("at least {} for a dram of {}", Size(least), Size(dram)),
             ));
         }
-        Ok(Self { dram, reserve: limit - dram - fixed.index - fixed.staging, ..fixed })
+        Ok(Self { dram, reserve: fixed.reserve + free - dram, ..fixed })
     }
 
     /// The shares that depend on the limit only; dram is left 0.
-    fn shares(limit: u64) -> Self {
+    fn shares(limit: u64, nvme: bool) -> Self {
+        let of_nvme = |divisor: u64, least: u64, most: u64| {
+            if nvme { (limit / divisor).clamp(least, most) } else { 0 }
+        };
         Self {
             limit,
             dram: 0,
             index: (limit / INDEX_DIVISOR).max(INDEX_BYTES_MIN),
             staging: (limit / STAGING_DIVISOR).clamp(STAGING_BYTES_MIN, STAGING_BYTES_MAX),
+            nvme_index: of_nvme(NVME_INDEX_DIVISOR, NVME_INDEX_BYTES_MIN, NVME_INDEX_BYTES_MAX),
+            nvme_staging: of_nvme(
+                NVME_STAGING_DIVISOR,
+                NVME_STAGING_BYTES_MIN,
+                NVME_STAGING_BYTES_MAX,
+            ),
             reserve: RESERVE_BYTES + limit / RESERVE_DIVISOR,
         }
+    }
+
+    fn all_but_dram(&self) -> u64 {
+        self.index + self.staging + self.nvme_index + self.nvme_staging + self.reserve
     }
 
     /// How many blocks the index has room for.
@@ -139,14 +173,19 @@ impl Budget {
     pub fn index_blocks_max(&self) -> u64 {
         self.index / INDEX_BYTES_PER_BLOCK
     }
+
+    /// How many blocks the nvme tier may hold.
+    #[must_use]
+    pub fn nvme_blocks_max(&self) -> u64 {
+        self.index_blocks_max() / 8 * NVME_BLOCKS_EIGHTHS
+    }
 }
 
 /// The smallest limit, in whole mebibytes, that leaves `dram`.
-fn limit_min(dram: u64) -> u64 {
+fn limit_min(dram: u64, nvme: bool) -> u64 {
     let leaves = |mebibytes: u64| {
         let limit = mebibytes.saturating_mul(MIB);
-        let fixed = Budget::shares(limit);
-        limit.saturating_sub(fixed.index + fixed.staging + fixed.reserve)
+        limit.saturating_sub(Budget::shares(limit, nvme).all_but_dram())
     };
     // What is left grows with the limit, and all shares together take less than half of it.
     let (mut too_small, mut enough) = (0, dram / MIB * 2 + 256);
@@ -164,12 +203,14 @@ impl fmt::Display for Budget {
             ("dram", self.dram, "payload of blocks"),
             ("index", self.index, "the map from block keys to places"),
             ("staging", self.staging, "messages and windows of connections"),
+            ("nvme index", self.nvme_index, "cache and write buffers of the index on disk"),
+            ("nvme staging", self.nvme_staging, "blocks on their way to and from the disk"),
             ("reserve", self.reserve, "code, runtime, allocator; what nobody may claim"),
             ("limit", self.limit, "all of it"),
         ];
-        writeln!(f, "memory    MiB  for")?;
-        for (name, bytes, what) in rows {
-            writeln!(f, "{name:<7} {:>5}  {what}", bytes / MIB)?;
+        writeln!(f, "memory          MiB  for")?;
+        for (name, bytes, what) in rows.into_iter().filter(|(_, bytes, _)| *bytes > 0) {
+            writeln!(f, "{name:<12} {:>6}  {what}", bytes / MIB)?;
         }
         Ok(())
     }
@@ -190,6 +231,11 @@ mod tests {
         config
     }
 
+    fn with_nvme(mut config: Config) -> Config {
+        config.nvme.path = "/data".parse().unwrap();
+        config
+    }
+
     const MACHINE: Machine = Machine { memory_bytes: 16 * GIB, cgroup_bytes: None };
 
     #[test]
@@ -203,25 +249,54 @@ mod tests {
     fn the_least_limit_that_validation_accepts_is_enough() {
         let least = crate::config::MEMORY_LIMIT_MIN;
         assert!(Budget::divide(&config(Some(least), None), MACHINE).is_ok());
+        let smallest = Budget::divide(&with_nvme(config(Some(least), None)), MACHINE).unwrap();
+        assert_eq!((smallest.nvme_index, smallest.nvme_staging), (16 * MIB, 8 * MIB));
+    }
+
+    #[test]
+    fn the_shares_of_nvme_are_bounded_and_none_without_it() {
+        let large = Budget::divide(&with_nvme(config(Some(64 * GIB), None)), MACHINE).unwrap();
+        assert_eq!((large.nvme_index, large.nvme_staging), (256 * MIB, 32 * MIB));
+        let without = Budget::divide(&config(Some(64 * GIB), None), MACHINE).unwrap();
+        assert_eq!((without.nvme_index, without.nvme_staging), (0, 0));
+        assert_eq!(without.dram - large.dram, 288 * MIB);
+        assert!(large.nvme_blocks_max() < large.index_blocks_max());
+        assert!(large.nvme_blocks_max() > large.index_blocks_max() / 10 * 8);
+    }
+
+    #[test]
+    fn the_table_names_the_shares_that_there_are() {
+        let table = |config| Budget::divide(&config, MACHINE).unwrap().to_string();
+        assert!(!table(config(Some(GIB), None)).contains("nvme"));
+        let with = table(with_nvme(config(Some(GIB), None)));
+        assert!(with.contains("nvme index       64  cache"), "{with}");
+        assert!(with.contains("limit          1024  all"), "{with}");
     }
 
     #[test]
     fn a_limit_too_small_names_the_least_one() {
-        let wanted = Budget::divide(&config(Some(256 * MIB), Some(200 * MIB)), MACHINE);
-        let problem = wanted.unwrap_err();
-        assert_eq!((problem.key.as_str(), problem.given.as_str()), ("memory.limit", "256MiB"));
-        let least: Size = problem.allowed.split_whitespace().nth(2).unwrap().parse().unwrap();
-        assert!(Budget::divide(&config(Some(least.0), Some(200 * MIB)), MACHINE).is_ok());
-        assert!(Budget::divide(&config(Some(least.0 - MIB), Some(200 * MIB)), MACHINE).is_err());
+        for change in [|config| config, with_nvme] {
+            let divide =
+                |limit| Budget::divide(&change(config(Some(limit), Some(200 * MIB))), MACHINE);
+            let problem = divide(256 * MIB).unwrap_err();
+            assert_eq!((problem.key.as_str(), problem.given.as_str()), ("memory.limit", "256MiB"));
+            let least: Size = problem.allowed.split_whitespace().nth(2).unwrap().parse().unwrap();
+            assert!(divide(least.0).is_ok());
+            assert!(divide(least.0 - MIB).is_err());
+        }
     }
 
     proptest! {
         #[test]
         fn the_shares_are_the_limit(limit in 128 * MIB..1024 * GIB, dram in 4 * MIB..1024 * GIB) {
-            for dram in [None, Some(dram)] {
-                if let Ok(budget) = Budget::divide(&config(Some(limit), dram), MACHINE) {
+            for (dram, nvme) in [(None, false), (Some(dram), false), (None, true), (Some(dram), true)] {
+                let config = config(Some(limit), dram);
+                let config = if nvme { with_nvme(config) } else { config };
+                if let Ok(budget) = Budget::divide(&config, MACHINE) {
                     let Budget { dram: got, index, staging, reserve, .. } = budget;
-                    prop_assert_eq!(got + index + staging + reserve, limit);
+                    let of_nvme = budget.nvme_index + budget.nvme_staging;
+                    prop_assert_eq!(got + index + staging + of_nvme + reserve, limit);
+                    prop_assert_eq!(of_nvme > 0, nvme);
                     prop_assert!(dram.is_none_or(|dram| dram == got));
                 }
             }

@@ -82,6 +82,14 @@ pub fn random_seed() -> Result<u64> {
     Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
+/// Bytes that name something for good.
+///
+/// # Errors
+/// `Internal` if the system has no randomness.
+pub fn random_bytes() -> Result<[u8; ID_BYTES]> {
+    random()
+}
+
 fn random() -> Result<[u8; ID_BYTES]> {
     let mut bytes = [0; ID_BYTES];
     match rand::rngs::SysRng.try_fill_bytes(&mut bytes) {

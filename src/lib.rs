@@ -17,6 +17,7 @@ pub mod limits;
 pub mod logging;
 pub mod metrics;
 mod numbers;
+mod nvme;
 pub mod readiness;
 pub mod replay;
 pub mod server;

@@ -78,6 +78,11 @@ pub const GET_DEADLINE_MAX: Duration = Duration::from_secs(600);
 pub const GET_STALL_MAX: Duration = Duration::from_secs(10);
 /// Longest silence within a put, so that a client that hangs holds no staging for ever.
 pub const PUT_IDLE_MAX: Duration = Duration::from_secs(30);
+/// Longest time for one block of a durable put to get to nvme, from when its turn came: writes and
+/// their sync take milliseconds, and tens of them behind a reclaim or a drive that is busy.
+pub const DURABLE_DEADLINE: Duration = Duration::from_secs(30);
+/// Blocks of one durable put that are copied to nvme at a time. While more wait, no data is read.
+pub const DURABLE_BLOCKS_AHEAD: usize = 32;
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Blocks that one prefetch loads at a time, and prefetches that run at a time.

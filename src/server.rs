@@ -4,13 +4,22 @@
 //! new sessions and leases, wait for calls and sessions within the grace, end what is left, close the
 //! listeners, join the tasks. Liveness and metrics are served until the last step.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use kvstrata_proto::v1::{self as wire, block_cache_server::SERVICE_NAME};
 use kvstrata_tiers::{
     metrics::TierMetrics,
     namespace::NamespaceTable,
+    nvme::{NvmeMetrics, NvmeStore, directory::Directory},
     stack::{Stack, StackConfig},
+    store::BlockStore,
+    tier::Tier,
 };
 use prometheus_client::registry::Registry;
 use serde::Serialize;
@@ -33,12 +42,14 @@ use crate::{
     lease::LeaseLimits,
     limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX},
     metrics::{self, ServerMetrics, StoreGauges},
+    nvme::{self, NvmeError, NvmeTier},
     readiness::{Latch, Readiness},
     tasks::Tasks,
 };
 
-/// Time after the drain for connections to close and tasks to end: they have nothing left to do.
-const CLOSE_GRACE: Duration = Duration::from_secs(2);
+/// Time after the drain for connections to close and tasks to end: they have nothing left to do but
+/// to write what nvme has accepted.
+const CLOSE_GRACE: Duration = Duration::from_secs(6);
 /// Time for connections to close after that: longer than a round trip, shorter than the above.
 const CONNECTIONS_GRACE: Duration = Duration::from_secs(1);
 /// The health service's name for "the process lives", which never depends on anything.
@@ -56,6 +67,9 @@ pub enum ServeError {
     /// The store did not open.
     #[error("open the store: {0}")]
     Store(#[from] kvstrata_tiers::error::Error),
+    /// The nvme tier did not open.
+    #[error(transparent)]
+    Nvme(#[from] NvmeError),
     /// An address could not be listened on.
     #[error("{key}: listen on {address}: {source}")]
     Listen {
@@ -96,6 +110,7 @@ pub struct Server {
     registry: Arc<Registry>,
     readiness: Readiness,
     starting: Option<Latch>,
+    nvme: Option<NvmeTier>,
 }
 
 impl Server {
@@ -125,19 +140,25 @@ impl Server {
         let gauges = StoreGauges::register(ours);
         let tier_metrics = TierMetrics::register(&mut registry);
         let namespaces = Arc::new(namespaces);
+        let name = node_name(config);
+        let nvme = nvme::open(config, &budget, &name, &namespaces, || {
+            NvmeMetrics::register(&mut registry)
+        })?;
+        let colder =
+            nvme.iter().map(|nvme| Arc::<NvmeStore>::clone(&nvme.store) as Arc<dyn BlockStore>);
         let stack_config = StackConfig {
             dram_bytes: budget.dram,
             index_blocks_max: budget.index_blocks_max(),
             seed: id::random_seed()?,
         };
-        let stack = Stack::open(stack_config, Arc::clone(&namespaces), Vec::new(), tier_metrics)?;
+        let stack =
+            Stack::open(stack_config, Arc::clone(&namespaces), colder.collect(), tier_metrics)?;
 
         let giver = stack.clone();
         let leases =
             Leases::new(lease_limits(config, &budget), server_metrics.clone(), move |pins| {
                 giver.unpin(pins);
             });
-        let name = node_name(config);
         let node = Node {
             members: members(config, &name, grpc_at),
             name,
@@ -161,6 +182,7 @@ impl Server {
             registry: Arc::new(registry),
             readiness,
             starting: Some(starting),
+            nvme,
         })
     }
 
@@ -170,7 +192,8 @@ impl Server {
         self.addresses
     }
 
-    /// Serves until `shutdown` resolves, then drains; calls `ready` once when it serves.
+    /// Serves until `shutdown` resolves, then drains; calls `ready` once when it serves. What is left
+    /// to do then is to drop it, which closes the store and may wait for a disk.
     ///
     /// # Errors
     /// `Failed` if a critical task ended before.
@@ -178,13 +201,15 @@ impl Server {
     /// # Cancel safety
     /// Not safe: tasks would go on without anybody to join them.
     pub async fn serve(
-        mut self,
+        &mut self,
         shutdown: impl Future<Output = ()>,
         ready: impl FnOnce(Addresses),
     ) -> Result<(), ServeError> {
-        self.spawn_grpc()?;
         self.spawn_http();
         self.spawn_store_tasks();
+        let mut shutdown = pin!(shutdown);
+        let held = self.start_nvme(shutdown.as_mut()).await;
+        self.spawn_grpc()?;
         self.starting = None;
         let Addresses { grpc, http } = self.addresses;
         info!(%grpc, %http, node = self.node.name, "listening");
@@ -193,13 +218,33 @@ impl Server {
         let tasks = self.node.tasks.clone();
         let failed = tasks.failed_token();
         tokio::select! {
-            () = shutdown => info!(grace_ms = self.drain_grace.as_millis(), "drain started"),
+            () = &mut shutdown => info!(grace_ms = self.drain_grace.as_millis(), "drain started"),
             () = failed.cancelled() => warn!("drain started because a critical task ended"),
         }
         self.drain().await;
-        let late = tasks.shutdown(CLOSE_GRACE).await;
+        let late = match held {
+            Some((store, _directory)) => close(&tasks, &store).await,
+            None => tasks.shutdown(CLOSE_GRACE).await,
+        };
         info!(tasks_late = late.len(), "stopped");
         if failed.is_cancelled() { Err(ServeError::Failed) } else { Ok(()) }
+    }
+
+    /// Starts the writer and waits until it has found what is on the disk, or a shutdown.
+    async fn start_nvme(
+        &mut self,
+        shutdown: Pin<&mut impl Future<Output = ()>>,
+    ) -> Option<(Arc<NvmeStore>, Directory)> {
+        let NvmeTier { store, writer, directory } = self.nvme.take()?;
+        let tasks = &self.node.tasks;
+        tasks.spawn_thread_critical("nvme writer", writer.run());
+        tokio::select! {
+            recovered = store.recovered() => if recovered.is_none() {
+                warn!("nvme writer ended before it had found what is on the disk");
+            },
+            () = shutdown => {}
+        }
+        Some((store, directory))
     }
 
     fn spawn_grpc(&mut self) -> Result<(), ServeError> {
@@ -243,7 +288,7 @@ impl Server {
     fn spawn_http(&mut self) {
         let Some(listener) = self.http.take() else { return };
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
-        let refresh = move || gauges.show(&stack.usage());
+        let refresh = move || gauges.show(&stack);
         let pages = http::router(self.readiness.clone(), Arc::clone(&self.registry), refresh);
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
@@ -262,6 +307,10 @@ impl Server {
         let (leases, stop) = (self.node.leases.clone(), tasks.stop_token());
         tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
         let stack = self.node.stack.clone();
+        if stack.has_tier(Tier::Nvme) {
+            let (stack, stop) = (stack.clone(), tasks.stop_token());
+            tasks.spawn_critical("cleaner", async move { stack.clean(stop.cancelled()).await });
+        }
         // Clearing memory takes a core for as long as there is memory: requests come first.
         tasks.spawn_idle(
             "pre-touch",
@@ -285,6 +334,15 @@ impl Server {
         }
         node.sessions.end_all();
     }
+}
+
+/// Ends the tasks and the nvme tier, whose writer ends when what it has accepted is written.
+async fn close(tasks: &Tasks, store: &NvmeStore) -> Vec<&'static str> {
+    let (late, closed) = tokio::join!(tasks.shutdown(CLOSE_GRACE), store.close());
+    if let Err(error) = closed {
+        warn!(%error, "nvme not closed well: the next start reads what it left");
+    }
+    late
 }
 
 /// Tells health watchers what readiness says; liveness is always well.

@@ -17,7 +17,8 @@ use std::{
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use rustix::process::setpriority_process;
+use rustix::process::{Signal, getpid, kill_process, setpriority_process};
+use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{error, warn};
 
@@ -89,14 +90,33 @@ impl Tasks {
         task: impl Future<Output = ()> + Send + 'static,
     ) {
         let running = self.enter(name);
-        self.shared.tracker.spawn(async move {
-            let panicked = AssertUnwindSafe(task).catch_unwind().await.is_err();
-            let shared = &running.shared;
-            if panicked || !shared.stop.is_cancelled() {
-                error!(task = name, panicked, "critical task ended, the node will drain");
-                shared.failed.cancel();
-            }
+        self.shared.tracker.spawn(watch_critical(running, name, task));
+    }
+
+    /// Like [`spawn_critical`](Self::spawn_critical), on a thread of its own: for a task that waits
+    /// for a disk, which would hold up every other task on a thread of the runtime.
+    ///
+    /// A thread cannot be ended from outside. Shutdown waits for it as for every task, within the
+    /// grace and no longer; one that hangs then ends with the process.
+    ///
+    /// # Panics
+    /// Outside of a runtime.
+    pub fn spawn_thread_critical(
+        &self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let (running, tracked) = (self.enter(name), self.shared.tracker.token());
+        let runtime = Handle::current();
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
+            // Dropped in reverse: the name is off the list before the end is noticed.
+            let _tracked = tracked;
+            runtime.block_on(watch_critical(running, name, task));
         });
+        if let Err(error) = thread {
+            error!(task = name, %error, "critical thread not started, the node will drain");
+            self.shared.failed.cancel();
+        }
     }
 
     /// Runs work on a thread of its own that gets the processor when nobody else wants it. The work
@@ -152,6 +172,37 @@ impl Tasks {
     }
 }
 
+/// Runs a critical task; its end is a failure unless it was asked to end.
+async fn watch_critical(running: Running, name: &'static str, task: impl Future<Output = ()>) {
+    let panicked = AssertUnwindSafe(task).catch_unwind().await.is_err();
+    let shared = &running.shared;
+    if panicked || !shared.stop.is_cancelled() {
+        error!(task = name, panicked, "critical task ended, the node will drain");
+        shared.failed.cancel();
+    }
+}
+
+/// Starts a thread that ends this process, as SIGKILL would, unless it has ended within `limit`.
+///
+/// For the end of a shutdown: a thread that waits for a disk that does not answer keeps whoever
+/// closes what it uses waiting too, destructors at exit among them. Nothing in here waits for it.
+pub fn end_process_within(limit: Duration) {
+    let last = std::thread::Builder::new().name("last resort".to_owned()).spawn(move || {
+        // A channel to nobody: the one way of sleeping that cannot be woken.
+        let (_never, wait) = std::sync::mpsc::channel::<()>();
+        if wait.recv_timeout(limit).is_err() {
+            error!(limit_ms = limit.as_millis(), "the process does not end by itself, killing it");
+            if let Err(errno) = kill_process(getpid(), Signal::KILL) {
+                error!(%errno, "the process cannot be killed, aborting it");
+                std::process::abort();
+            }
+        }
+    });
+    if let Err(error) = last {
+        warn!(%error, "nobody watches that the process ends");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -203,5 +254,67 @@ mod tests {
         assert_eq!(rustix::process::getpriority_process(None).unwrap(), 0, "ours stays as it is");
         assert!(tasks.shutdown(Duration::from_secs(10)).await.is_empty());
         assert!(tasks.running().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_critical_thread_may_block_and_is_joined() {
+        let tasks = Tasks::new();
+        let stop = tasks.stop_token();
+        let (send, receive) = tokio::sync::oneshot::channel();
+        tasks.spawn_thread_critical("writer", async move {
+            send.send(std::thread::current().name().map(str::to_owned)).unwrap();
+            // Timers work there, as on the runtime's own threads.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            stop.cancelled().await;
+        });
+        assert_eq!(receive.await.unwrap().as_deref(), Some("writer"));
+        assert_eq!(tasks.running(), ["writer"]);
+        assert!(tasks.shutdown(Duration::from_secs(10)).await.is_empty());
+        assert!(!tasks.failed_token().is_cancelled());
+    }
+
+    #[tokio::test]
+    async fn a_critical_thread_that_panics_or_ends_early_is_a_failure() {
+        for panics in [true, false] {
+            let tasks = Tasks::new();
+            tasks.spawn_thread_critical("writer", async move { assert!(!panics, "a test") });
+            tasks.failed_token().cancelled().await;
+        }
+    }
+
+    /// Names the test below to the process that it starts.
+    const HANGING: &str = "KVSTRATA_TEST_HANGS";
+
+    #[test]
+    fn a_thread_that_hangs_keeps_neither_shutdown_nor_the_process() {
+        if std::env::var_os(HANGING).is_some() {
+            hang();
+        }
+        let name = "tasks::tests::a_thread_that_hangs_keeps_neither_shutdown_nor_the_process";
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(HANGING, "yes")
+            .output()
+            .unwrap();
+        let status = output.status;
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains("late: [\"hung\"]"), "{said}");
+    }
+
+    /// What a server does at its end whose disk does not answer.
+    fn hang() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let (_kept, disk) = std::sync::mpsc::channel::<()>();
+        let late = runtime.block_on(async move {
+            let tasks = Tasks::new();
+            tasks.spawn_thread_critical("hung", async move { disk.recv().unwrap_or_default() });
+            tasks.shutdown(Duration::from_millis(20)).await
+        });
+        println!("late: {late:?}");
+        end_process_within(Duration::from_millis(20));
+        loop {
+            std::thread::park();
+        }
     }
 }

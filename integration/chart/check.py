@@ -47,7 +47,9 @@ GOOD_VALUES: dict[str, Values] = {
             "identity": {"shared_tenant": True},
             "lease": {"ttl_default": "30s", "ttl_max": "10m", "session_bytes_max": "auto"},
             "node": {"zone": "a", "advertise": "cache.example:7400"},
+            "nvme": {"segment_bytes": "512MiB", "daily_writes": "none", "engine": "pread"},
         },
+        "nvme": {"size": "3Ti", "storageClassName": "local-nvme", "path": "/data/kv"},
         "nodeSelector": {"disk": "fast"},
         "tolerations": [{"key": "cache", "operator": "Exists"}],
         "priorityClassName": "high",
@@ -60,6 +62,12 @@ GOOD_VALUES: dict[str, Values] = {
             "pullSecrets": [{"name": "pull"}],
         },
     },
+    "the node's disk": {"nvme": {"volume": "emptyDir", "size": "7Gi"}},
+    "a share of the node's disk": {
+        "nvme": {"volume": "emptyDir", "size": "512Mi"},
+        "config": {"nvme": {"capacity": "256MiB"}},
+    },
+    "no nvme": {"nvme": {"enabled": False}},
     "plain": {
         "podDisruptionBudget": {"enabled": False},
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
@@ -84,6 +92,24 @@ BAD_VALUES: dict[str, tuple[Values, str]] = {
     "secret elsewhere": ({"config": {"identity": {"secret_file": "/tmp/x"}}}, "secret_file"),
     "latest": ({"image": {"tag": "latest"}}, "tag"),
     "name twice": ({"extraEnv": [{"name": "KV_NODE__NAME", "value": "x"}]}, "KV_NODE__NAME"),
+    "nvme path twice": ({"config": {"nvme": {"path": "/x"}}}, "path"),
+    "nvme path by variable": (
+        {"extraEnv": [{"name": "KV_NVME__PATH", "value": "x"}]},
+        "KV_NVME__PATH",
+    ),
+    "nvme over the system": ({"nvme": {"path": "/etc/kvstrata"}}, "path"),
+    "nvme nowhere": ({"nvme": {"path": "data"}}, "path"),
+    "nvme of an odd size": ({"nvme": {"size": "1.5Gi"}}, "size"),
+    "nvme elsewhere": ({"nvme": {"volume": "hostPath"}}, "volume"),
+    "nvme settings without nvme": (
+        {"nvme": {"enabled": False}, "config": {"nvme": {"engine": "pread"}}},
+        "nvme.enabled",
+    ),
+    "class without claim": (
+        {"nvme": {"volume": "emptyDir", "storageClassName": "x"}},
+        "storageClassName",
+    ),
+    "engine": ({"config": {"nvme": {"engine": "steam"}}}, "engine"),
     "selector label": ({"podLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name"),
 }
 
@@ -155,6 +181,19 @@ def check_policy(tally: Tally, manifests: list[Manifest], name: str) -> None:
         tally.expect_none(rule(manifests), f"{name}: {rule.__doc__}")
 
 
+def expected_config(values: Values) -> Values:
+    """What the configuration file should say: the values, and where the nvme tier is."""
+    expected: Values = copy.deepcopy(values["config"])
+    nvme = values["nvme"]
+    if nvme["enabled"]:
+        given = expected.setdefault("nvme", {})
+        given["path"] = nvme["path"]
+        if nvme["volume"] == "emptyDir":
+            limit = policy.binary_bytes(nvme["size"])
+            given.setdefault("capacity", f"{limit * 9 // 10 // 2**20}MiB")
+    return expected
+
+
 def check_good_values(tally: Tally, chart: helm_python.Chart) -> None:
     """All good values render into good manifests."""
     for name, values in GOOD_VALUES.items():
@@ -162,7 +201,7 @@ def check_good_values(tally: Tally, chart: helm_python.Chart) -> None:
         check_schemas(tally, manifests, name)
         check_policy(tally, manifests, name)
         config = tomllib.loads(policy.one(manifests, "ConfigMap")["data"]["config.toml"])
-        expected = chart.merge_values(values)["config"]
+        expected = expected_config(chart.merge_values(values))
         tally.expect(config == expected, f"{name}: config.toml is {config}, values say {expected}")
 
 

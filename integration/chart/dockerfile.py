@@ -65,12 +65,22 @@ def build_is_locked(text: str) -> list[str]:
     return [] if locked else [f"builds: {builds}"]
 
 
+def bindings_can_be_made(text: str) -> list[str]:
+    """The builder has libclang before it builds, and the shipped image is one with libstdc++."""
+    runs = [rest for word, rest in instructions(text) if word == "RUN"]
+    build = next((i for i, rest in enumerate(runs) if "cargo build" in rest), 0)
+    problems = [] if any("libclang-dev" in rest for rest in runs[:build]) else ["no libclang-dev"]
+    base = last_stage(text)[0][1]
+    return problems if "distroless/cc" in base else [*problems, f"FROM {base} has no libstdc++"]
+
+
 RULES: list[Rule] = [
     images_are_versioned,
     user_is_not_root,
     entrypoint_is_exec_form,
     ships_one_binary,
     build_is_locked,
+    bindings_can_be_made,
 ]
 
 # (rule, what the good file says, what a bad one would say)
@@ -83,4 +93,6 @@ DAMAGES: list[tuple[Rule, str, str]] = [
     (ships_one_binary, "USER 65532:65532", "COPY . /\nUSER 65532"),
     (ships_one_binary, "USER 65532:65532", "RUN true\nUSER 65532"),
     (build_is_locked, "--locked", ""),
+    (bindings_can_be_made, "libclang-dev", "clang-format"),
+    (bindings_can_be_made, "distroless/cc-debian12", "distroless/static-debian12"),
 ]

@@ -18,6 +18,8 @@ Damage = Callable[[list[Manifest]], object]
 
 SELECTOR_LABELS = {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
 PROBES = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
+NVME = "nvme"
+UNITS_BYTES = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 UNITS_SECONDS = {"h": 3600, "m": 60, "s": 1}
 
 
@@ -43,6 +45,12 @@ def server(manifests: list[Manifest]) -> Manifest:
     return container
 
 
+def claim(manifests: list[Manifest]) -> Manifest:
+    """The only claim of the pods."""
+    (found,) = one(manifests, "StatefulSet")["spec"]["volumeClaimTemplates"]
+    return found
+
+
 def config(manifests: list[Manifest]) -> dict[str, Any]:
     """The configuration file, read as the server reads it."""
     return tomllib.loads(one(manifests, "ConfigMap")["data"]["config.toml"])
@@ -66,6 +74,11 @@ def differences(found: dict[str, Any], expected: dict[str, Any], where: str) -> 
 def seconds(duration: str) -> int:
     """The length of a duration like 1m30s."""
     return sum(int(n) * UNITS_SECONDS[unit] for n, unit in re.findall(r"(\d+)([hms])", duration))
+
+
+def binary_bytes(size: str) -> int:
+    """The bytes of a size like 100Gi."""
+    return int(size[:-2]) * UNITS_BYTES[size[-2:]]
 
 
 def pods_are_restricted(manifests: list[Manifest]) -> list[str]:
@@ -98,17 +111,47 @@ def pods_have_no_rights_and_no_links(manifests: list[Manifest]) -> list[str]:
 
 
 def volumes_are_safe(manifests: list[Manifest]) -> list[str]:
-    """Volumes hold configuration only, readable by the group only, and are mounted read-only."""
+    """Configuration is readable by the group only and mounted read-only; nvme alone is writable."""
     problems = [
         f"{m['name']} is writable"
         for m in server(manifests)["volumeMounts"]
-        if not m.get("readOnly")
+        if not m.get("readOnly") and m["name"] != NVME
     ]
     for volume in pod(manifests)["volumes"]:
+        if volume["name"] == NVME and set(volume) == {"name", "emptyDir"}:
+            continue
         if set(volume) != {"name", "projected"}:
             problems.append(f"{volume['name']} is not a projected volume")
         elif volume["projected"].get("defaultMode") != 0o440:
             problems.append(f"{volume['name']} can be read by others")
+    return problems
+
+
+def nvme_has_its_volume(manifests: list[Manifest]) -> list[str]:
+    """The nvme tier, and nothing else, has a volume: a claim of the pod's own, or a bounded
+    directory that the tier cannot outgrow."""
+    settings = config(manifests).get("nvme", {})
+    claims = one(manifests, "StatefulSet")["spec"].get("volumeClaimTemplates", [])
+    directories = [v for v in pod(manifests)["volumes"] if "emptyDir" in v]
+    mounts = [m for m in server(manifests)["volumeMounts"] if m["name"] == NVME]
+    names = [c["metadata"]["name"] for c in claims] + [v["name"] for v in directories]
+    wanted = [NVME] if settings else []
+    problems = [] if names == wanted else [f"volumes {names}, needed: {wanted}"]
+    paths = [settings["path"]] if settings else []
+    if [m["mountPath"] for m in mounts] != paths:
+        problems.append(f"mounted as {mounts}, the config says {settings.get('path')}")
+    problems += [f"{m['mountPath']} cannot be written" for m in mounts if m.get("readOnly")]
+    for claim in claims:
+        modes, labels = claim["spec"].get("accessModes"), set(claim["metadata"].get("labels", {}))
+        if modes != ["ReadWriteOnce"]:
+            problems.append(f"the claim has access modes {modes}")
+        if labels != SELECTOR_LABELS:
+            problems.append(f"the claim template, which cannot change, has labels {labels}")
+    for volume in directories:
+        limit = binary_bytes(volume["emptyDir"].get("sizeLimit", "0Mi"))
+        capacity = binary_bytes(settings.get("capacity", "1TiB").removesuffix("B"))
+        if capacity > limit * 0.95:
+            problems.append(f"a capacity of {capacity} bytes in a directory of {limit} bytes")
     return problems
 
 
@@ -202,7 +245,7 @@ def workload_starts_together(manifests: list[Manifest]) -> list[str]:
 def command_reads_the_config(manifests: list[Manifest]) -> list[str]:
     """The server is started on the mounted config and finds the secret where that says."""
     container = server(manifests)
-    (mount,) = container["volumeMounts"]
+    mount = container["volumeMounts"][0]
     items = {
         f"{mount['mountPath']}/{item['path']}"
         for source in pod(manifests)["volumes"][0]["projected"]["sources"]
@@ -263,6 +306,7 @@ RULES: list[Rule] = [
     pods_are_restricted,
     pods_have_no_rights_and_no_links,
     volumes_are_safe,
+    nvme_has_its_volume,
     probes_ask_the_server,
     grace_exceeds_drain,
     memory_is_guaranteed,
@@ -287,6 +331,17 @@ DAMAGES: list[tuple[Rule, Damage]] = [
     (volumes_are_safe, lambda m: server(m)["volumeMounts"][0].pop("readOnly")),
     (volumes_are_safe, lambda m: pod(m)["volumes"][0]["projected"].update(defaultMode=0o444)),
     (volumes_are_safe, lambda m: pod(m)["volumes"].append({"name": "x", "hostPath": {}})),
+    (volumes_are_safe, lambda m: server(m)["volumeMounts"].append({"name": "x"})),
+    (nvme_has_its_volume, lambda m: one(m, "StatefulSet")["spec"].pop("volumeClaimTemplates")),
+    (nvme_has_its_volume, lambda m: claim(m)["spec"].update(accessModes=["ReadWriteMany"])),
+    (nvme_has_its_volume, lambda m: claim(m)["metadata"]["labels"].update({"helm.sh/chart": "1"})),
+    (nvme_has_its_volume, lambda m: server(m)["volumeMounts"].pop()),
+    (nvme_has_its_volume, lambda m: server(m)["volumeMounts"][1].update(readOnly=True)),
+    (nvme_has_its_volume, lambda m: server(m)["volumeMounts"][1].update(mountPath="/x")),
+    (
+        nvme_has_its_volume,
+        lambda m: pod(m)["volumes"].append({"name": NVME, "emptyDir": {"sizeLimit": "1Gi"}}),
+    ),
     (probes_ask_the_server, lambda m: server(m).pop("livenessProbe")),
     (probes_ask_the_server, lambda m: server(m)["readinessProbe"]["httpGet"].update(path="/livez")),
     (grace_exceeds_drain, lambda m: pod(m).update(terminationGracePeriodSeconds=20)),

@@ -8,14 +8,14 @@ use kvstrata_tiers::{
     block::BlockHash,
     error::{Error, ErrorKind, Result},
     namespace::{Namespace, NamespaceSpec},
-    stack::{Ask, Chain},
-    tier::Run,
+    stack::{Ask, Chain, Fetch},
+    tier::{Run, Tier},
 };
 use tokio::{sync::mpsc, time::Instant};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
-use super::{Calls, Node, Observed, convert, get, put, stats, tenant_of};
+use super::{Calls, Node, Observed, convert, delivered::Delivered, get, put, stats, tenant_of};
 use crate::{
     id::{LeaseId, SessionId},
     lease::Reservation,
@@ -334,7 +334,19 @@ impl Node {
             let _permit = permit;
             let deadline = Instant::now() + GET_DEADLINE_DEFAULT;
             let loads = stream::iter(cold).map(|hash| stack.get(&namespace, hash, &[], deadline));
-            let all = loads.buffer_unordered(PREFETCH_LOADS_MAX).for_each(async |_outcome| ());
+            let mut loaded = loads.buffer_unordered(PREFETCH_LOADS_MAX);
+            let mut delivered = Delivered::new(stack.clone());
+            let all = async {
+                while let Some(outcome) = loaded.next().await {
+                    if let Ok(Fetch::Hit(block)) = outcome
+                        && block.tier() != Tier::Dram
+                    {
+                        let bytes = u64::try_from(block.len()).unwrap_or(u64::MAX);
+                        delivered.block(block.tier(), bytes, Duration::ZERO);
+                    }
+                }
+                delivered.finish();
+            };
             // Stopping half-way is fine: it is only a hint.
             stop.run_until_cancelled(all).await.unwrap_or_default();
         });

@@ -214,6 +214,7 @@ pub(super) fn put_outcome(outcome: PutLabel) -> wire::PutOutcome {
         PutLabel::Pending => wire::PutOutcome::Pending,
         PutLabel::Refused => wire::PutOutcome::Refused,
         PutLabel::Corrupt => wire::PutOutcome::Corrupt,
+        PutLabel::NotDurable => wire::PutOutcome::NotDurable,
     }
 }
 

@@ -22,7 +22,7 @@ use kvstrata_tiers::{
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::{Node, convert, period, status, watched};
+use super::{Node, convert, delivered::Delivered, period, status, watched};
 use crate::{
     id::{LeaseId, SessionId},
     limits::{
@@ -31,9 +31,6 @@ use crate::{
     },
     metrics::{Missed, ServerMetrics},
 };
-
-/// Gets of fewer bytes say nothing of bandwidth.
-const CALIBRATION_BYTES_MIN: u64 = 1 << 20;
 
 /// The responses to one get; the first item is the error of a request that cannot be served.
 pub(super) fn responses(
@@ -112,7 +109,7 @@ impl GetCall {
             deadline,
             found,
             unleased,
-            delivered: Delivered { started: Instant::now(), bytes: 0, all_dram: true },
+            delivered: Delivered::new(node.stack.clone()),
             position: 0,
             count: convert::count(count),
             packer: Packer::default(),
@@ -121,13 +118,20 @@ impl GetCall {
 
     /// The next message; none at the end.
     async fn next(&mut self) -> Result<Option<wire::GetResponse>> {
+        self.delivered.resume();
+        let message = self.make_next().await;
+        self.delivered.hand();
+        message
+    }
+
+    async fn make_next(&mut self) -> Result<Option<wire::GetResponse>> {
         loop {
             if let Some(message) = self.packer.ready.pop_front() {
                 return Ok(Some(message));
             }
             if self.position >= self.count {
                 self.touch()?;
-                self.delivered.record(&self.stack);
+                self.delivered.finish();
                 self.packer.flush();
                 return Ok(self.packer.ready.pop_front());
             }
@@ -182,33 +186,15 @@ impl GetCall {
 
     fn deliver(&mut self, position: u32, block: &Block, elapsed: Duration) {
         let bytes = self.packer.push_block(position, &self.parts, block);
-        self.delivered.bytes = self.delivered.bytes.saturating_add(bytes);
-        self.delivered.all_dram &= block.tier() == Tier::Dram;
+        self.delivered.block(block.tier(), bytes, elapsed);
         self.metrics.record_get(convert::tier_label(block.tier()), bytes, elapsed);
     }
 
     fn miss(&mut self, start: u32, end: u32, reason: Missed) {
+        self.delivered.gap();
         self.packer.push_miss(start, end, reason);
         self.metrics.record_missed(reason, u64::from(end.saturating_sub(start)));
         self.position = if self.stop_at_miss { self.count } else { end };
-    }
-}
-
-/// What a get has delivered, and since when: reading dram costs next to nothing, so the load time of a
-/// dram block is that of its way to the client. Colder tiers are measured where they are read.
-struct Delivered {
-    started: Instant,
-    bytes: u64,
-    all_dram: bool,
-}
-
-impl Delivered {
-    /// Calibrates the estimates, once.
-    fn record(&mut self, stack: &Stack) {
-        let bytes = std::mem::take(&mut self.bytes);
-        if self.all_dram && bytes >= CALIBRATION_BYTES_MIN {
-            stack.record_load(Tier::Dram, bytes, self.started.elapsed());
-        }
     }
 }
 

@@ -8,6 +8,8 @@ pub mod blocks;
 mod bounded;
 mod calls;
 mod convert;
+mod delivered;
+mod durable;
 mod framed;
 mod get;
 pub mod incoming;

@@ -6,6 +6,8 @@
 //! its session, and when the client is silent for too long, because claims keep others waiting. A
 //! client that does not read its responses keeps them from being polled: so the claims are watched
 //! from outside of them.
+//!
+//! In a durable put the results of stored blocks wait until nvme has them, see [`super::durable`].
 
 use std::{
     collections::VecDeque,
@@ -17,16 +19,17 @@ use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
     error::{Error, ErrorKind, Result},
     stack::{Claim, Offer, Piece, PutBatch, PutOutcome},
+    tier::Tier,
 };
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
-use super::{Node, convert, status};
+use super::{Node, convert, durable::Durable, status};
 use crate::{
     id::SessionId,
-    limits::{PUT_BLOCKS_MAX, PUT_IDLE_MAX},
+    limits::{DURABLE_DEADLINE, PUT_BLOCKS_MAX, PUT_IDLE_MAX},
     metrics::PutLabel,
     session::{PutGuard, Session},
 };
@@ -37,7 +40,8 @@ pub(super) fn responses(
     tenant: String,
     incoming: Streaming<wire::PutRequest>,
 ) -> impl Stream<Item = Result<wire::PutResponse, Status>> {
-    let call = PutCall { node, tenant, incoming, outbox: VecDeque::new(), batch: None };
+    let (outbox, batch) = (VecDeque::new(), None);
+    let call = PutCall { node, tenant, incoming, closed: false, outbox, batch };
     stream::unfold(Some(call), async |call| {
         let mut call = call?;
         match call.next().await {
@@ -52,6 +56,8 @@ struct PutCall {
     node: Arc<Node>,
     tenant: String,
     incoming: Streaming<wire::PutRequest>,
+    /// The client has sent all.
+    closed: bool,
     outbox: VecDeque<wire::PutResponse>,
     /// None before the offer.
     batch: Option<OpenBatch>,
@@ -62,6 +68,8 @@ struct OpenBatch {
     _open: PutGuard,
     held: Arc<Mutex<Held>>,
     missing: usize,
+    /// Results that wait for nvme; none unless the put is durable.
+    durable: Option<Durable>,
     /// Ends the watch over the claims; none when every wanted position is complete.
     watch: Option<DropGuard>,
 }
@@ -140,6 +148,20 @@ impl OpenBatch {
         Ok(())
     }
 
+    /// Every result that can be known has been told.
+    fn is_answered(&self) -> bool {
+        self.durable.as_ref().is_none_or(Durable::is_idle)
+    }
+
+    /// When a client that is silent is given up. While it is not `read` from, the silence is ours.
+    fn expect(&self, read: bool) -> Instant {
+        let mut held = self.held.lock();
+        if !read {
+            held.heard = Instant::now() + DURABLE_DEADLINE;
+        }
+        held.heard + PUT_IDLE_MAX
+    }
+
     /// Ends the claims well, whether or not all of them are complete.
     fn finish(&mut self) -> Result<()> {
         self.watch = None;
@@ -185,6 +207,32 @@ async fn watch(held: Arc<Mutex<Held>>, ended: CancellationToken, gone: Cancellat
     drop(claims);
 }
 
+/// What a put goes on with.
+enum Event {
+    Received(wire::PutRequest),
+    Durable(Results),
+    /// The client has sent all.
+    Closed,
+}
+
+fn received(message: Result<Option<wire::PutRequest>, Status>) -> Result<Event, Status> {
+    match message {
+        Ok(Some(request)) => Ok(Event::Received(request)),
+        Ok(None) => Ok(Event::Closed),
+        Err(failed) => {
+            let code = status::of_unreadable(failed.code(), failed.message());
+            Err(Status::new(code, failed.message()))
+        }
+    }
+}
+
+async fn next_durable(durable: &mut Option<Durable>) -> Results {
+    match durable {
+        Some(durable) => durable.next().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl PutCall {
     /// The next response; none at the end of the stream.
     async fn next(&mut self) -> Result<Option<wire::PutResponse>, Status> {
@@ -192,39 +240,57 @@ impl PutCall {
             if let Some(response) = self.outbox.pop_front() {
                 return Ok(Some(response));
             }
-            let Some(request) = self.receive().await? else {
-                let ended = self.batch.take().map_or(Ok(()), |mut batch| batch.finish());
-                return ended.map(|()| None).map_err(|why| status::from_error(&why));
-            };
-            self.take(request).await.map_err(|why| status::from_error(&why))?;
+            match self.next_event().await? {
+                Event::Received(request) => {
+                    self.take(request).await.map_err(|why| status::from_error(&why))?;
+                }
+                Event::Durable(results) => self.report(results),
+                Event::Closed => {
+                    self.closed = true;
+                    let ended = self.batch.as_mut().map_or(Ok(()), OpenBatch::finish);
+                    ended.map_err(|why| status::from_error(&why))?;
+                    // What waits for nvme is still to be answered.
+                    if self.batch.as_ref().is_none_or(OpenBatch::is_answered) {
+                        self.batch = None;
+                        return Ok(None);
+                    }
+                }
+            }
         }
     }
 
-    async fn receive(&mut self) -> Result<Option<wire::PutRequest>, Status> {
-        let message = tokio::time::timeout(PUT_IDLE_MAX, self.incoming.message());
-        let received = match &self.batch {
-            None => message.await,
-            Some(batch) => match batch.session.ended().run_until_cancelled(message).await {
-                Some(received) => received,
-                None => return Err(status::from_error(&GivenUp::SessionEnded.error())),
-            },
+    /// Waits for a message, for results of a durable put, or for the end of what has to be waited for.
+    async fn next_event(&mut self) -> Result<Event, Status> {
+        let Self { incoming, batch, closed, .. } = self;
+        let Some(batch) = batch else {
+            let message = tokio::time::timeout(PUT_IDLE_MAX, incoming.message()).await;
+            let silence = || status::from_error(&GivenUp::Silence.error());
+            return received(message.map_err(|_elapsed| silence())?);
         };
-        match received {
-            Ok(Ok(request)) => {
-                if let Some(batch) = &self.batch {
+        if *closed && batch.is_answered() {
+            return Ok(Event::Closed);
+        }
+        let session = Arc::clone(&batch.session);
+        let reads = !*closed && !batch.durable.as_ref().is_some_and(Durable::is_full);
+        let silent_at = batch.expect(reads);
+        tokio::select! {
+            biased;
+            () = session.ended().cancelled() => {
+                Err(status::from_error(&GivenUp::SessionEnded.error()))
+            }
+            results = next_durable(&mut batch.durable) => {
+                batch.held.lock().heard = Instant::now();
+                Ok(Event::Durable(results))
+            }
+            message = timeout_at(silent_at, incoming.message()), if reads => match message {
+                Ok(message) => {
                     batch.held.lock().heard = Instant::now();
+                    received(message)
                 }
-                Ok(request)
-            }
-            Ok(Err(failed)) => {
-                let code = status::of_unreadable(failed.code(), failed.message());
-                Err(Status::new(code, failed.message()))
-            }
-            // Nothing waits for a batch that is complete; a client may be slow to close it.
-            Err(_elapsed) if self.batch.as_ref().is_some_and(|batch| batch.missing == 0) => {
-                Ok(None)
-            }
-            Err(_elapsed) => Err(status::from_error(&GivenUp::Silence.error())),
+                // Nothing waits for a batch that is complete; a client may be slow to close it.
+                Err(_elapsed) if batch.missing == 0 => Ok(Event::Closed),
+                Err(_elapsed) => Err(status::from_error(&GivenUp::Silence.error())),
+            },
         }
     }
 
@@ -248,7 +314,7 @@ impl PutCall {
         let session = node.sessions.find(SessionId::read("session_id", &offer.session_id)?)?;
         let namespace = node.namespace(&self.tenant, &offer.namespace_id)?;
         let hashes = namespace.hashes(&offer.hashes, PUT_BLOCKS_MAX, "hashes")?;
-        if offer.durable {
+        if offer.durable && !node.stack.has_tier(Tier::Nvme) {
             let text = "durable: true given, but this node has no nvme tier; false allowed";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
@@ -267,10 +333,12 @@ impl PutCall {
         let (ranges, results, missing) = sort_claims(batch.claims());
         let wanted = wire::PutWanted { ranges, retry_after_ms };
         self.outbox.push_back(response(wire::put_response::Message::Wanted(wanted)));
-        self.send(results);
+        let durable = offer
+            .durable
+            .then(|| Durable::new(node.stack.clone(), namespace, offer.hashes.clone()));
         let held = Held { claims: Some(batch), given_up: None, heard: Instant::now() };
         let held = Arc::new(Mutex::new(held));
-        let mut batch = OpenBatch { session, _open: open, held, missing, watch: None };
+        let mut batch = OpenBatch { session, _open: open, held, missing, durable, watch: None };
         if missing == 0 {
             batch.finish()?;
         } else {
@@ -280,6 +348,7 @@ impl PutCall {
             self.node.tasks.spawn("put watch", watching);
         }
         self.batch = Some(batch);
+        self.send(results);
         Ok(())
     }
 
@@ -294,7 +363,16 @@ impl PutCall {
         stored
     }
 
+    /// Sends results, but for those that wait for nvme.
     fn send(&mut self, results: Results) {
+        let results = match self.batch.as_mut().and_then(|batch| batch.durable.as_mut()) {
+            Some(durable) => durable.hold(results),
+            None => results,
+        };
+        self.report(results);
+    }
+
+    fn report(&mut self, results: Results) {
         if results.ranges.is_empty() {
             return;
         }
@@ -311,13 +389,13 @@ impl PutCall {
 
 /// Outcomes as ranges of positions.
 #[derive(Debug, Default)]
-struct Results {
-    ranges: Vec<(u32, u32, PutLabel)>,
+pub(super) struct Results {
+    pub(super) ranges: Vec<(u32, u32, PutLabel)>,
 }
 
 impl Results {
     /// Adds a position, which joins the last range if it follows it with the same outcome.
-    fn push(&mut self, position: u32, outcome: PutLabel) {
+    pub(super) fn push(&mut self, position: u32, outcome: PutLabel) {
         let end = position.saturating_add(1);
         match self.ranges.last_mut() {
             Some((_, last, same)) if *last == position && *same == outcome => *last = end,

@@ -3,10 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use kvstrata_proto::v1 as wire;
-use kvstrata_tiers::namespace::{Namespace, NamespaceSpec};
+use kvstrata_tiers::{
+    namespace::{Namespace, NamespaceSpec},
+    store::StoreUsage,
+    tier::Tier,
+};
 
 use super::{Node, convert};
-use crate::metrics::{Answer, TierLabel};
+use crate::metrics::Answer;
 
 /// Hex digits of a hash root that are shown.
 const ROOT_DIGITS: usize = 16;
@@ -14,22 +18,19 @@ const ROOT_DIGITS: usize = 16;
 pub(super) fn of(node: &Node) -> wire::StatsResponse {
     let usage = node.stack.usage();
     let (leases, leased_bytes) = node.leases.usage();
-    let (get_blocks, get_bytes) = node.metrics.delivered(TierLabel::Dram);
-    let dram = wire::TierStats {
-        tier: wire::Tier::Dram.into(),
+    let dram = StoreUsage {
         capacity_bytes: usage.dram_capacity_bytes,
         used_bytes: usage.dram_used_bytes,
         blocks: usage.dram_blocks,
         evicted_blocks: usage.evicted_blocks,
-        get_blocks,
-        get_bytes,
     };
+    let tiers = std::iter::once((Tier::Dram, dram)).chain(node.stack.colder_usage());
     let mismatches = node.namespaces.root_mismatches();
     wire::StatsResponse {
         node: node.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_ms: u64::try_from(node.started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        tiers: vec![dram],
+        tiers: tiers.map(|(tier, usage)| of_tier(node, tier, usage)).collect(),
         index_blocks: usage.index_blocks,
         index_bytes: usage.index_bytes,
         sessions: convert::count(node.sessions.count()),
@@ -47,6 +48,19 @@ pub(super) fn of(node: &Node) -> wire::StatsResponse {
             .collect(),
         warnings: mismatches.iter().map(ToString::to_string).collect(),
         members: Some(node.members.clone()),
+    }
+}
+
+fn of_tier(node: &Node, tier: Tier, usage: StoreUsage) -> wire::TierStats {
+    let (get_blocks, get_bytes) = node.metrics.delivered(convert::tier_label(tier));
+    wire::TierStats {
+        tier: convert::tier(tier).into(),
+        capacity_bytes: usage.capacity_bytes,
+        used_bytes: usage.used_bytes,
+        blocks: usage.blocks,
+        evicted_blocks: usage.evicted_blocks,
+        get_blocks,
+        get_bytes,
     }
 }
 

@@ -6,7 +6,9 @@ use kvstrata_proto::v1::{
     Namespace, OpenRequest, Part, PutOffer, PutRequest, PutResponse, SessionEvent, SessionRequest,
     block_cache_client::BlockCacheClient, open_request, put_request, put_response, session_event,
 };
-use kvstrata_tiers::{metrics::TierMetrics, namespace::Secret, stack::StackConfig};
+use kvstrata_tiers::{
+    metrics::TierMetrics, namespace::Secret, stack::StackConfig, store::BlockStore,
+};
 use prometheus_client::registry::Registry;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -21,13 +23,15 @@ use crate::{
     limits::{PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
 };
 
-fn node() -> Node {
+mod durable;
+
+fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     let mut registry = Registry::default();
     let metrics = ServerMetrics::register(&mut registry);
     let namespaces = Arc::new(NamespaceTable::new(Secret::new([7; 32]), false));
     let config = StackConfig { dram_bytes: 16 << 20, index_blocks_max: 10_000, seed: 1 };
     let tiers = TierMetrics::register(&mut registry);
-    let stack = Stack::open(config, Arc::clone(&namespaces), Vec::new(), tiers).unwrap();
+    let stack = Stack::open(config, Arc::clone(&namespaces), cold, tiers).unwrap();
     let limits = LeaseLimits {
         ttl_default: Duration::from_secs(30),
         ttl_max: Duration::from_secs(300),
@@ -52,7 +56,12 @@ fn node() -> Node {
 
 /// Serves a node over a pipe; returns it with a client.
 async fn serve() -> (Arc<Node>, BlockCacheClient<Channel>) {
-    let node = Arc::new(node());
+    serve_over(Vec::new()).await
+}
+
+/// As [`serve`], with these colder tiers.
+async fn serve_over(cold: Vec<Arc<dyn BlockStore>>) -> (Arc<Node>, BlockCacheClient<Channel>) {
+    let node = Arc::new(node(cold));
     let calls = Calls::new(node.metrics.clone());
     let (ours, theirs) = tokio::io::duplex(1 << 20);
     let router = transport().add_service(Framed::new(Arc::clone(&node), calls));

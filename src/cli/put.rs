@@ -77,6 +77,9 @@ pub async fn run(args: Args) -> Result<()> {
         Some(PutOutcome::Corrupt) => {
             Err(unavailable(format!("put: {key} was damaged on the way; try again")))
         }
+        Some(PutOutcome::NotDurable) => {
+            Err(unavailable(format!("put: {key} is stored, but not on nvme; try again")))
+        }
         Some(PutOutcome::Refused) | None => {
             Err(unavailable(format!("put: no room for {key} now; try again")))
         }

@@ -11,7 +11,10 @@ use kvstrata_tiers::{
 
 use super::stdout;
 use crate::{
-    replay::{CLIENTS_MAX, ReplayOptions, Report, ServerProcess, ServerSettings, Source, replay},
+    replay::{
+        CLIENTS_MAX, CrashOptions, Every, NvmeSettings, ReplayOptions, Report, ServerProcess,
+        ServerSettings, Source, replay, replay_disturbed,
+    },
     trace::{ReadOptions, TimeUnit, Trace, read},
 };
 
@@ -26,11 +29,18 @@ Examples:
     kvstrata replay trace.jsonl.zst --block-bytes 4KiB --dram 72MiB --clients 8
   Against a server that is running, with real KV blocks:
     kvstrata replay trace.jsonl.zst --endpoint 127.0.0.1:9400 --kv-sample blocks.kv
+  With an nvme tier, killing the server every 50 to 400 requests:
+    kvstrata replay trace.jsonl.zst --nvme 8GiB --durable --crash-every 50..400 --clients 4
 
 For each request: look up all blocks with a lease, get what was found and check every byte, put the
 rest, release the lease. Every byte follows from the block's identity. The exit code is 1 if a byte
 is wrong, a leased block is not delivered, a stored block is not found although nothing was evicted,
-a duplicate differs, or the counts do not add up.";
+a duplicate differs, or the counts do not add up.
+
+With --crash-every the server is killed with SIGKILL while requests are under way and started again on
+what it left; one start in five is killed too. A ledger notes, synced to disk, what it has acknowledged: durable puts, and removals made
+on purpose. After each restart a sample of both is asked for, and everything at the end: a durable block
+that is lost or a removed block that is back makes the exit code 1, and what the server left is kept.";
 
 /// Drive a server with the requests of a trace and check every byte
 ///
@@ -58,7 +68,11 @@ pub struct Args {
     pub kv_sample: Option<PathBuf>,
 
     /// A running server; without it one is started on free ports and stopped at the end
-    #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["dram", "memory"])]
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        conflicts_with_all = ["dram", "memory", "nvme", "nvme_path", "segment_bytes", "crash_every"]
+    )]
     pub endpoint: Option<String>,
 
     /// Size of dram of the server that is started, for example 512MiB
@@ -68,6 +82,34 @@ pub struct Args {
     /// Memory of the server that is started, for example 1GiB
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<String>,
+
+    /// Gives the server that is started an nvme tier of this capacity, for example 4GiB
+    #[arg(long, value_name = "SIZE")]
+    pub nvme: Option<String>,
+
+    /// Directory of that tier; without it the tier goes away with the server
+    #[arg(long, value_name = "DIR")]
+    pub nvme_path: Option<PathBuf>,
+
+    /// Bytes of one segment of that tier, for example 16MiB
+    #[arg(long, value_name = "SIZE")]
+    pub segment_bytes: Option<String>,
+
+    /// Puts ask to be acknowledged when they are on nvme, not when they are readable
+    #[arg(long)]
+    pub durable: bool,
+
+    /// Kills the server after so many requests, again and again, for example 200 or 50..400
+    #[arg(long, value_name = "N|N..N")]
+    pub crash_every: Option<Every>,
+
+    /// Share of the requests after which one of their blocks is removed, 0 to 1
+    #[arg(long, value_name = "SHARE", default_value_t = 0.002, requires = "crash_every")]
+    pub remove_share: f64,
+
+    /// What the choices of --crash-every and --remove-share follow from
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "crash_every")]
+    pub seed: u64,
 
     /// Tokens of one block, if not the format's own
     #[arg(long, value_name = "N")]
@@ -90,10 +132,9 @@ pub async fn run(args: Args) -> Result<()> {
     let block_bytes = check(&args)?;
     let source = source(&args)?;
     let trace = Arc::new(load(&args).await?);
-    let settings = ServerSettings { dram: args.dram.clone(), memory: args.memory.clone() };
     let mut server = match &args.endpoint {
         Some(_) => None,
-        None => Some(ServerProcess::start(&settings).await?),
+        None => Some(ServerProcess::start(settings(&args)).await?),
     };
     let own = server.as_ref().map(|server| server.endpoint().to_owned());
     let options = ReplayOptions {
@@ -102,9 +143,10 @@ pub async fn run(args: Args) -> Result<()> {
         clients: args.clients,
         block_bytes,
         source,
+        durable: args.durable,
     };
     let report = tokio::select! {
-        report = replay(Arc::clone(&trace), &options, progress(&trace)) => report,
+        report = drive(&args, trace, &options, &mut server) => report,
         _ = tokio::signal::ctrl_c() => {
             return Err(Error::new(ErrorKind::Cancelled, "replay: stopped by SIGINT"));
         }
@@ -113,7 +155,11 @@ pub async fn run(args: Args) -> Result<()> {
         (Err(error), Some(server)) => return Err(server.explain(error).await),
         (report, _) => report?,
     };
-    if let Some(server) = server {
+    let mut kept = String::new();
+    if let Some(mut server) = server {
+        if report.disturbance.is_some() && !report.problems.is_empty() {
+            kept = format!("; what the server left is in {}", server.keep_directory().display());
+        }
         server.stop().await?;
     }
     print(&report, args.json)?;
@@ -121,7 +167,40 @@ pub async fn run(args: Args) -> Result<()> {
         return Ok(());
     }
     let problems = report.problems.join("; ");
-    Err(Error::new(ErrorKind::Internal, format!("replay: {problems}")))
+    Err(Error::new(ErrorKind::Internal, format!("replay: {problems}{kept}")))
+}
+
+/// Replays the trace, and kills the server meanwhile if that was asked for.
+async fn drive(
+    args: &Args,
+    trace: Arc<Trace>,
+    options: &ReplayOptions,
+    server: &mut Option<ServerProcess>,
+) -> Result<Report> {
+    let progress = progress(&trace);
+    match (&args.crash_every, server) {
+        (Some(every), Some(server)) => {
+            let (seed, remove_share) = (args.seed, args.remove_share);
+            let crash = CrashOptions { every: every.clone(), seed, remove_share };
+            // Boxed: the future is large, and every command would carry it.
+            Box::pin(replay_disturbed(trace, options, &crash, server, progress)).await
+        }
+        _ => replay(trace, options, progress).await,
+    }
+}
+
+fn settings(args: &Args) -> ServerSettings {
+    let nvme = NvmeSettings {
+        path: args.nvme_path.clone(),
+        capacity: args.nvme.clone(),
+        segment_bytes: args.segment_bytes.clone(),
+    };
+    let wanted = nvme.path.is_some() || nvme.capacity.is_some();
+    ServerSettings {
+        dram: args.dram.clone(),
+        memory: args.memory.clone(),
+        nvme: wanted.then_some(nvme),
+    }
 }
 
 fn check(args: &Args) -> Result<u32> {
@@ -135,6 +214,13 @@ fn check(args: &Args) -> Result<u32> {
             "--clients: {} given, 1 to {CLIENTS_MAX} allowed",
             args.clients
         )));
+    }
+    if !(0.0..=1.0).contains(&args.remove_share) {
+        let share = args.remove_share;
+        return Err(Error::invalid(format!("--remove-share: {share} given, 0 to 1 allowed")));
+    }
+    if args.segment_bytes.is_some() && args.nvme.is_none() && args.nvme_path.is_none() {
+        return Err(Error::invalid("--segment-bytes: there is no nvme tier; give --nvme too"));
     }
     u32::try_from(bytes).map_err(|error| Error::invalid("--block-bytes").because(error))
 }

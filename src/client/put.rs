@@ -74,6 +74,8 @@ pub enum PutOutcome {
     Refused,
     /// The bytes did not match their checksum at the server.
     Corrupt,
+    /// Readable now, but not on nvme, as [`PutBatch::durable`] asked.
+    NotDurable,
 }
 
 /// What became of a batch: one outcome for each block.
@@ -191,15 +193,18 @@ impl Handle {
         let indices = parts.iter().map(|(part, _)| *part).collect();
         let packer = Packer::new(indices, slice.values, checksums, target);
         let (answer, wanted) = oneshot::channel();
+        // A durable put may be silent for as long as the server waits for nvme.
+        let stall = self.client.options().stall_deadline * if slice.durable { 2 } else { 1 };
+        let within = (stall, until);
         let mut replies = self.start_put(offer, packer, wanted).await?;
-        let Some(Message::Wanted(first)) = self.next_reply(&mut replies, until).await? else {
+        let Some(Message::Wanted(first)) = self.next_reply(&mut replies, within).await? else {
             return Err(broken_contract(DOING, "the first message is not what it wants"));
         };
         let mut progress = Progress::new(asked);
         let ranges = progress.wanted(&first)?;
         // A closed channel means that the stream has failed: the next reply says why.
         let _closed = answer.send(ranges);
-        while let Some(message) = self.next_reply(&mut replies, until).await? {
+        while let Some(message) = self.next_reply(&mut replies, within).await? {
             let Message::Results(results) = message else {
                 return Err(broken_contract(DOING, "it said twice what it wants"));
             };
@@ -261,14 +266,14 @@ impl Handle {
     async fn next_reply(
         &self,
         replies: &mut Streaming<v1::PutResponse>,
-        until: Instant,
+        (stall, until): (Duration, Instant),
     ) -> Result<Option<Message>> {
         let options = self.client.options();
-        let next = tokio::time::timeout(options.stall_deadline, replies.message());
+        let next = tokio::time::timeout(stall, replies.message());
         let reply = timeout_at(until, next)
             .await
             .map_err(|_elapsed| timed_out(DOING, options.transfer_deadline))?
-            .map_err(|_elapsed| timed_out(DOING, options.stall_deadline))?
+            .map_err(|_elapsed| timed_out(DOING, stall))?
             .map_err(|status| error_of(DOING, &status))?;
         match reply.map(|reply| reply.message) {
             None => Ok(None),
@@ -377,6 +382,7 @@ fn outcome_of(wire: v1::PutOutcome) -> Option<PutOutcome> {
         v1::PutOutcome::Pending => Some(PutOutcome::Pending),
         v1::PutOutcome::Refused => Some(PutOutcome::Refused),
         v1::PutOutcome::Corrupt => Some(PutOutcome::Corrupt),
+        v1::PutOutcome::NotDurable => Some(PutOutcome::NotDurable),
         v1::PutOutcome::Unspecified => None,
     }
 }

@@ -9,14 +9,16 @@
 //! No setting can be changed while the server runs; a restart is quick and drains first.
 
 mod load;
+mod nvme;
 mod units;
 mod validate;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
+pub use nvme::{Nvme, NvmeEngine, NvmePlan, NvmeSpace};
 use serde::{Deserialize, Serialize};
-pub use units::{Auto, Period, Size};
+pub use units::{Auto, Maybe, Period, Size};
 #[cfg(test)]
 pub(crate) use validate::MEMORY_LIMIT_MIN;
 
@@ -32,6 +34,8 @@ pub struct Config {
     pub memory: Memory,
     /// The tier in memory.
     pub dram: Dram,
+    /// The tier on nvme.
+    pub nvme: Nvme,
     /// What clients may be promised.
     pub lease: Lease,
     /// Where the key of all namespace ids is.
@@ -94,7 +98,7 @@ pub struct Memory {
 #[serde(default, deny_unknown_fields)]
 pub struct Dram {
     /// Bytes of block payload kept in memory. Default `auto`: what `memory.limit` leaves after
-    /// index, staging and reserve. There is no 0; the least is 4MiB.
+    /// all other shares. There is no 0; the least is 4MiB.
     pub capacity: Auto<Size>,
 }
 

@@ -36,6 +36,26 @@ impl<T> Auto<T> {
     }
 }
 
+/// A setting that may be absent on purpose (`none`).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Maybe<T> {
+    /// There is none.
+    #[default]
+    None,
+    /// It was given.
+    Given(T),
+}
+
+impl<T> Maybe<T> {
+    /// The value, if there is one.
+    pub fn given(&self) -> Option<&T> {
+        match self {
+            Self::None => None,
+            Self::Given(value) => Some(value),
+        }
+    }
+}
+
 /// What would have been accepted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable(String);
@@ -82,6 +102,20 @@ impl<T: FromStr<Err: fmt::Display>> FromStr for Auto<T> {
     }
 }
 
+impl<T: FromStr<Err: fmt::Display>> FromStr for Maybe<T> {
+    type Err = Unreadable;
+
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        if text == "none" {
+            return Ok(Self::None);
+        }
+        match text.parse() {
+            Ok(value) => Ok(Self::Given(value)),
+            Err(allowed) => Err(Unreadable(format!("none, or {allowed}"))),
+        }
+    }
+}
+
 impl fmt::Display for Size {
     /// The largest unit that divides the number, so that nothing is rounded.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,6 +145,15 @@ impl<T: fmt::Display> fmt::Display for Auto<T> {
     }
 }
 
+impl<T: fmt::Display> fmt::Display for Maybe<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Given(value) => value.fmt(f),
+        }
+    }
+}
+
 impl Serialize for Size {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -129,6 +172,12 @@ impl<T: fmt::Display> Serialize for Auto<T> {
     }
 }
 
+impl<T: fmt::Display> Serialize for Maybe<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer)
@@ -142,6 +191,12 @@ impl<'de> Deserialize<'de> for Period {
 }
 
 impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Auto<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        from_text(deserializer)
+    }
+}
+
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Maybe<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         from_text(deserializer)
     }
@@ -176,5 +231,8 @@ mod tests {
         assert_eq!("1KiB".parse::<Auto<Size>>().unwrap(), Auto::Given(Size(1024)));
         let refused = "soon".parse::<Auto<Period>>().unwrap_err().to_string();
         assert_eq!(refused, "auto, or a time such as 500ms, 30s or 5m");
+        assert_eq!("none".parse::<Auto<Maybe<Size>>>().unwrap(), Auto::Given(Maybe::None));
+        let refused = "never".parse::<Auto<Maybe<Size>>>().unwrap_err().to_string();
+        assert_eq!(refused, "auto, or none, or a size such as 512MiB or 64GiB");
     }
 }

@@ -100,6 +100,8 @@ label_values! {
         Refused = "refused",
         /// The bytes did not match their checksum.
         Corrupt = "corrupt",
+        /// Stored, but not on nvme, as was asked.
+        NotDurable = "not_durable",
     }
 }
 

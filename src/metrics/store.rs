@@ -1,6 +1,6 @@
 //! Gauges of what the store holds, read from it when a page of metrics is made.
 
-use kvstrata_tiers::stack::Usage;
+use kvstrata_tiers::{stack::Stack, tier::Tier};
 use prometheus_client::{
     metrics::gauge::Gauge,
     registry::{Registry, Unit},
@@ -15,6 +15,10 @@ pub struct StoreGauges {
     index_blocks: Gauge,
     index_bytes: Gauge,
     staging_bytes: Gauge,
+    demote_queue_blocks: Gauge,
+    nvme_capacity_bytes: Gauge,
+    nvme_used_bytes: Gauge,
+    nvme_blocks: Gauge,
 }
 
 impl StoreGauges {
@@ -22,17 +26,29 @@ impl StoreGauges {
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let gauges = Self::default();
-        let counts: [(&str, &str, &Gauge); 2] = [
+        let counts: [(&str, &str, &Gauge); 4] = [
+            (
+                "demote_queue_blocks",
+                "Blocks that wait to be copied to nvme",
+                &gauges.demote_queue_blocks,
+            ),
             ("dram_blocks", "Readable blocks in dram", &gauges.dram_blocks),
             ("index_blocks", "Blocks in the index, on all tiers", &gauges.index_blocks),
+            ("nvme_blocks", "Readable blocks on nvme", &gauges.nvme_blocks),
         ];
         for (name, help, gauge) in counts {
             registry.register(name, help, gauge.clone());
         }
-        let bytes: [(&str, &str, &Gauge); 4] = [
+        let bytes: [(&str, &str, &Gauge); 6] = [
             ("dram_capacity", "Memory of the dram tier", &gauges.dram_capacity_bytes),
             ("dram_used", "Memory of the dram tier in use, whatever for", &gauges.dram_used_bytes),
             ("index", "Memory of the index", &gauges.index_bytes),
+            (
+                "nvme_capacity",
+                "What the nvme tier may take of the disk",
+                &gauges.nvme_capacity_bytes,
+            ),
+            ("nvme_used", "Records on nvme, dead ones too", &gauges.nvme_used_bytes),
             (
                 "staging",
                 "Memory of puts in flight, and of removed blocks that are still read",
@@ -45,8 +61,12 @@ impl StoreGauges {
         gauges
     }
 
-    /// Shows `usage`.
-    pub fn show(&self, usage: &Usage) {
+    /// Shows what a stack holds.
+    pub fn show(&self, stack: &Stack) {
+        let usage = stack.usage();
+        let colder = stack.colder_usage();
+        let nvme = colder.iter().find(|(tier, _)| *tier == Tier::Nvme);
+        let nvme = nvme.map(|(_, usage)| *usage).unwrap_or_default();
         let pairs = [
             (&self.dram_capacity_bytes, usage.dram_capacity_bytes),
             (&self.dram_used_bytes, usage.dram_used_bytes),
@@ -54,6 +74,10 @@ impl StoreGauges {
             (&self.index_blocks, usage.index_blocks),
             (&self.index_bytes, usage.index_bytes),
             (&self.staging_bytes, usage.staging_bytes),
+            (&self.demote_queue_blocks, usage.demote_queue_blocks),
+            (&self.nvme_capacity_bytes, nvme.capacity_bytes),
+            (&self.nvme_used_bytes, nvme.used_bytes),
+            (&self.nvme_blocks, nvme.blocks),
         ];
         for (gauge, value) in pairs {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));

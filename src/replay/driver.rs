@@ -4,124 +4,179 @@
 //! byte, offer and put the rest, give the lease back. The server touches a put's blocks when it ends
 //! and a lease's blocks when it is given back, tail first both; so missed blocks enter first and hit
 //! blocks are touched after them, which is the order that [`sim`](crate::sim) simulates.
+//!
+//! Where servers are killed, a request that was under way is repeated on the next one and counts
+//! once; what was asked of the old one is in the ledger, answered or not.
 
 use std::{ops::Range, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use indicatif::ProgressBar;
-use kvstrata_tiers::{
-    block::HASH_BYTES_MAX,
-    error::{ErrorKind, Result},
-    namespace::{Identity, PartSpec},
-};
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use tokio::{
     sync::mpsc,
-    time::{Duration, Instant},
+    time::{Duration, Instant, timeout},
 };
 
 use super::{
-    payload::{Checker, PartIdentity, Source},
+    ledger::{Change, Ledger},
+    link::{Link, Shared, hashes_of},
+    pace::Hits,
+    payload::{Checker, PartIdentity},
+    process::START_DEADLINE,
     tally::{PutCounts, Tally},
 };
-use crate::{
-    client::{
-        Client, ClientOptions, FetchedBlock, GetOptions, GetSink, Handle, HashList, Lease,
-        LeaseAsk, LookupOptions, MissReason, NamespaceSpec, PutBatch, Session,
-    },
-    trace::Trace,
+use crate::client::{
+    FetchedBlock, GetOptions, GetSink, Handle, HashList, Lease, LeaseAsk, LookupOptions,
+    MissReason, PutBatch, PutOutcome, PutReport,
 };
 
 /// The most payload that one put carries, in bytes; a longer rest of a request goes in several.
 const PUT_BATCH_BYTES_MAX: usize = 64 << 20;
-
-/// What all clients of one replay have in common.
-#[derive(Debug, Clone)]
-pub(super) struct Shared {
-    pub(super) trace: Arc<Trace>,
-    pub(super) endpoint: String,
-    pub(super) block_bytes: u32,
-    pub(super) source: Source,
-    pub(super) progress: ProgressBar,
-}
+/// How long a client waits for a killed server to be back: its start, and checks of what it has.
+const RETURN_DEADLINE: Duration = Duration::from_secs(4 * START_DEADLINE.as_secs());
 
 /// One client and what it has counted.
 pub(super) struct Driver {
+    name: String,
     shared: Shared,
-    client: Client,
-    handle: Handle,
-    session: Session,
+    link: Link,
     checker: Checker,
     tally: Tally,
+}
+
+/// One request: its position in the trace, and its blocks.
+struct Request {
+    position: usize,
+    blocks: Vec<u32>,
+    hashes: HashList,
 }
 
 impl Driver {
     /// Connects, opens the trace's namespace and a session.
     pub(super) async fn connect(shared: Shared, number: usize) -> Result<Self> {
-        let client = Client::connect(&shared.endpoint, ClientOptions::default()).await?;
-        let handle = client.open(namespace(&shared)).await?;
-        let session = client.session(&format!("replay/{number}")).await?;
+        let name = format!("replay/{number}");
+        let link = Link::open(&shared, &name).await?;
         let checker = Checker::new(shared.source.clone(), shared.block_bytes as usize);
-        Ok(Self { shared, client, handle, session, checker, tally: Tally::new()? })
+        Ok(Self { name, shared, link, checker, tally: Tally::new()? })
     }
 
     /// Replays the requests whose positions come from `requests`, until there are no more.
     pub(super) async fn run(mut self, mut requests: mpsc::Receiver<usize>) -> Result<Tally> {
         let trace = Arc::clone(&self.shared.trace);
-        while let Some(request) = requests.recv().await.and_then(|at| trace.request(at)) {
-            let hashes = hashes_of(request.blocks(), request.blocks_count() as usize);
-            self.tally.references += hashes.len() as u64;
-            if !hashes.is_empty() {
-                self.replay(&hashes).await?;
+        while let Some(position) = requests.recv().await {
+            let Some(request) = trace.request(position) else { break };
+            let blocks: Vec<_> = request.blocks().collect();
+            let hashes = hashes_of(&blocks);
+            self.tally.references += blocks.len() as u64;
+            if !blocks.is_empty() {
+                self.finish(&Request { position, blocks, hashes }).await?;
             }
             self.tally.requests += 1;
-            self.shared.progress.inc(hashes.len() as u64);
+            self.shared.progress.inc(request.blocks_count().into());
         }
         Ok(self.tally)
     }
 
-    async fn replay(&mut self, hashes: &HashList) -> Result<()> {
-        let ask = LeaseAsk { session: &self.session, ttl: Duration::ZERO, bytes_max: 0 };
-        let options = LookupOptions { lease: Some(ask), sparse: false };
-        let started = Instant::now();
-        let found = self.handle.lookup(hashes, options).await?;
-        self.tally.lookup.record(started.elapsed());
-        self.tally.looked_up(found.counts);
-        self.tally.lookup_hashes_max = self.tally.lookup_hashes_max.max(hashes.len() as u64);
-        let prefix = found.prefix_blocks as usize;
-        self.get(&hashes.slice(0..prefix), found.lease.as_ref()).await?;
-        self.put(hashes, prefix..hashes.len()).await?;
-        match found.lease {
-            Some(lease) => self.client.release(lease).await,
-            None => Ok(()),
+    /// Replays one request, on as many servers as it takes.
+    async fn finish(&mut self, request: &Request) -> Result<()> {
+        let hits = self.tally.hits();
+        let mark = self.tally.mark();
+        while let Err(error) = self.replay(request).await {
+            self.follow(error).await?;
+            self.tally.give_up(&mark);
+        }
+        if let Some(disturbed) = &self.shared.disturbed {
+            let references = request.blocks.len() as u64;
+            disturbed.pace.finish(Hits { references, hits: self.tally.hits() - hits });
+        }
+        Ok(())
+    }
+
+    /// Connects to the next server after an error that the end of the last one explains; any other
+    /// error is returned.
+    async fn follow(&mut self, mut error: Error) -> Result<()> {
+        loop {
+            let explained = match error.kind() {
+                ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Cancelled => true,
+                ErrorKind::Invalid
+                | ErrorKind::UnknownNamespace
+                | ErrorKind::LayoutMismatch
+                | ErrorKind::LeaseExpired
+                | ErrorKind::Exhausted { .. }
+                | ErrorKind::Corrupt
+                | ErrorKind::Unsupported
+                | ErrorKind::Internal => false,
+            };
+            if self.shared.disturbed.is_none() || !explained {
+                return Err(error);
+            }
+            let left = self.link.generation;
+            let next =
+                self.shared.serving.wait_for(|now| now.generation > left && now.endpoint.is_some());
+            if !matches!(timeout(RETURN_DEADLINE, next).await, Ok(Ok(_))) {
+                return Err(error);
+            }
+            match Link::open(&self.shared, &self.name).await {
+                Ok(link) => {
+                    self.link = link;
+                    return Ok(());
+                }
+                // Killed again meanwhile: then the one after that.
+                Err(again) => error = again,
+            }
         }
     }
 
-    async fn get(&mut self, hashes: &HashList, lease: Option<&Lease>) -> Result<()> {
-        if hashes.is_empty() {
+    async fn replay(&mut self, request: &Request) -> Result<()> {
+        let hashes = &request.hashes;
+        let ask = LeaseAsk { session: &self.link.session, ttl: Duration::ZERO, bytes_max: 0 };
+        let options = LookupOptions { lease: Some(ask), sparse: false };
+        let started = Instant::now();
+        let found = self.link.handle.lookup(hashes, options).await?;
+        self.tally.lookup.record(started.elapsed());
+        self.tally.looked_up(found.counts, found.prefix_blocks);
+        self.tally.lookup_hashes_max = self.tally.lookup_hashes_max.max(hashes.len() as u64);
+        let prefix = found.prefix_blocks as usize;
+        self.get(request, prefix, found.lease.as_ref()).await?;
+        self.put(request, prefix..hashes.len()).await?;
+        if let Some(lease) = found.lease {
+            self.link.client.release(lease).await?;
+        }
+        self.remove(request).await
+    }
+
+    /// Gets the first `prefix` blocks.
+    async fn get(&mut self, request: &Request, prefix: usize, lease: Option<&Lease>) -> Result<()> {
+        if prefix == 0 {
             return Ok(());
         }
+        let hashes = request.hashes.slice(0..prefix);
         let leased = lease.map_or(0, |lease| lease.blocks);
         let options = GetOptions { lease, ..GetOptions::default() };
         let started = Instant::now();
         let mut sink = Sink {
-            handle: &self.handle,
+            handle: &self.link.handle,
             checker: &mut self.checker,
             tally: &mut self.tally,
             leased,
+            blocks: &request.blocks,
+            ledger: self.shared.disturbed.as_ref().map(|disturbed| &disturbed.ledger),
         };
-        let summary = self.handle.get(hashes, options, &mut sink).await?;
+        let summary = self.link.handle.get(&hashes, options, &mut sink).await?;
         self.tally.get.record(started.elapsed());
         self.tally.got += summary;
         Ok(())
     }
 
     /// Puts the blocks at `missed`, head first in batches; several are then touched as one.
-    async fn put(&mut self, hashes: &HashList, missed: Range<usize>) -> Result<()> {
+    async fn put(&mut self, request: &Request, missed: Range<usize>) -> Result<()> {
         let per_batch = (PUT_BATCH_BYTES_MAX / self.shared.block_bytes.max(1) as usize).max(1);
         for start in missed.clone().step_by(per_batch) {
-            let batch = self.batch(hashes, start..missed.end.min(start + per_batch));
+            let positions = start..missed.end.min(start + per_batch);
+            let batch = self.batch(&request.hashes, positions.clone());
+            let blocks = request.blocks.get(positions).unwrap_or_default();
             let started = Instant::now();
-            let result = self.handle.put(&self.session, &batch).await;
+            let result = self.put_batch(blocks, &batch).await;
             self.tally.put_latency.record(started.elapsed());
             match result {
                 Ok(report) => self.tally.put(&report),
@@ -133,9 +188,25 @@ impl Driver {
             }
         }
         if missed.len() > per_batch {
-            self.handle.touch(&hashes.slice(missed)).await?;
+            self.link.handle.touch(&request.hashes.slice(missed)).await?;
         }
         Ok(())
+    }
+
+    /// Puts one batch, with the ledger where there is one.
+    async fn put_batch(&self, blocks: &[u32], batch: &PutBatch) -> Result<PutReport> {
+        let Link { handle, session, .. } = &self.link;
+        let Some(disturbed) = &self.shared.disturbed else {
+            return handle.put(session, batch).await;
+        };
+        disturbed.ledger.begin(Change::Put, blocks).await?;
+        let result = handle.put(session, batch).await;
+        let acknowledged = match &result {
+            Ok(report) if batch.durable => durable(blocks, &report.outcomes),
+            Ok(_) | Err(_) => Vec::new(),
+        };
+        disturbed.ledger.end(Change::Put, blocks, &acknowledged).await?;
+        result
     }
 
     fn batch(&self, hashes: &HashList, positions: Range<usize>) -> PutBatch {
@@ -144,14 +215,37 @@ impl Driver {
         let block_bytes = self.shared.block_bytes as usize;
         let mut bytes = BytesMut::zeroed(block_bytes * chosen.len());
         for (hash, out) in chosen.iter().zip(bytes.chunks_exact_mut(block_bytes)) {
-            let identity = PartIdentity { namespace: self.handle.id(), hash: &hash, part: 0 };
+            let identity = PartIdentity { namespace: self.link.handle.id(), hash: &hash, part: 0 };
             self.shared.source.fill(identity, out);
         }
         let bytes = bytes.freeze();
         let value = |at: usize| bytes.slice(at * block_bytes..(at + 1) * block_bytes);
         let values: Vec<Bytes> = (0..chosen.len()).map(value).collect();
-        PutBatch { hashes: chosen, parts: Vec::new(), values, parent, durable: false }
+        let durable = self.shared.durable;
+        PutBatch { hashes: chosen, parts: Vec::new(), values, parent, durable }
     }
+
+    /// Removes one of the request's blocks, if it is this request's turn.
+    async fn remove(&mut self, request: &Request) -> Result<()> {
+        let Some(disturbed) = &self.shared.disturbed else { return Ok(()) };
+        let chosen = disturbed.removals.after(request.position, request.blocks.len());
+        let Some((at, block)) = chosen.and_then(|at| Some((at, *request.blocks.get(at)?))) else {
+            return Ok(());
+        };
+        disturbed.ledger.begin(Change::Remove, &[block]).await?;
+        let result = self.link.handle.remove(&request.hashes.slice(at..at + 1)).await;
+        let acknowledged: &[u32] = if result.is_ok() { &[block] } else { &[] };
+        disturbed.ledger.end(Change::Remove, &[block], acknowledged).await?;
+        self.tally.removed += u64::from(result?);
+        Ok(())
+    }
+}
+
+/// The blocks of a durable put that the server has promised to keep.
+fn durable(blocks: &[u32], outcomes: &[PutOutcome]) -> Vec<u32> {
+    let pairs = blocks.iter().zip(outcomes);
+    let promised = pairs.filter(|(_, outcome)| matches!(outcome, PutOutcome::Stored));
+    promised.map(|(block, _)| *block).collect()
 }
 
 /// Checks every byte as it arrives.
@@ -160,6 +254,16 @@ struct Sink<'a> {
     checker: &'a mut Checker,
     tally: &'a mut Tally,
     leased: u32,
+    blocks: &'a [u32],
+    ledger: Option<&'a Ledger>,
+}
+
+impl Sink<'_> {
+    /// Whether a client of ours may have removed the block at `position` under the reader's hands.
+    fn may_be_removed(&self, position: u32) -> bool {
+        let block = self.blocks.get(position as usize);
+        self.ledger.zip(block).is_some_and(|(ledger, block)| ledger.may_be_removed(*block))
+    }
 }
 
 impl GetSink for Sink<'_> {
@@ -172,46 +276,16 @@ impl GetSink for Sink<'_> {
     }
 
     fn miss(&mut self, positions: Range<u32>, reason: MissReason) {
-        let missed = u64::from(positions.end - positions.start);
-        let covered = u64::from(positions.end.min(self.leased).saturating_sub(positions.start));
         // What was damaged here was delivered; it is counted as damage.
-        if reason != MissReason::CorruptHere {
-            self.tally.lease_failures += covered;
-            self.tally.gone += missed - covered;
+        if reason == MissReason::CorruptHere {
+            return;
+        }
+        for position in positions {
+            if position < self.leased && !self.may_be_removed(position) {
+                self.tally.lease_failures += 1;
+            } else {
+                self.tally.gone += 1;
+            }
         }
     }
-}
-
-/// The hash of a trace's block: BLAKE3 of its id (u64, little-endian). Ids name whole prefixes, so
-/// there is nothing to chain.
-fn hashes_of(ids: impl Iterator<Item = u32>, count: usize) -> HashList {
-    let mut packed = BytesMut::with_capacity(count * HASH_BYTES_MAX);
-    for id in ids {
-        packed.extend_from_slice(blake3::hash(&u64::from(id).to_le_bytes()).as_bytes());
-    }
-    HashList::of_full(packed.freeze())
-}
-
-/// Another trace or another kind of payload is another namespace: their blocks never meet.
-fn namespace(shared: &Shared) -> NamespaceSpec {
-    let weights = match &shared.source {
-        Source::Generated => "generated".to_owned(),
-        Source::Sampled(sample) => format!("sampled {}", blake3::hash(sample).to_hex()),
-    };
-    NamespaceSpec::Engine(Box::new(Identity {
-        tenant: String::new(),
-        model: format!("replay of {}", shared.trace.name()),
-        weights,
-        engine: "replay".to_owned(),
-        layout: "replay-v1".to_owned(),
-        dtype: "bytes".to_owned(),
-        block_tokens: shared.trace.block_tokens(),
-        parts: vec![PartSpec { group: 0, rank: 0, bytes: shared.block_bytes }],
-        split: "none".to_owned(),
-        hash_algorithm: "blake3".to_owned(),
-        hash_bytes: 32,
-        hash_root: Vec::new(),
-        lora: Vec::new(),
-        cache_salt: Vec::new(),
-    }))
 }

@@ -6,6 +6,7 @@
 //! ```text
 //! feeder -> bounded queue of each client -> Driver: lookup+lease, get and check, put, release
 //!                                                -> Tally -> Report
+//! killer -> kill -9, start again, audit of the ledger        (replay_disturbed only)
 //! ```
 //! Invariants: with one client, requests run one after the other in trace order, which makes the
 //! hits exactly reproducible. With several, a request goes to the client of its session, or round
@@ -13,13 +14,21 @@
 //!
 //! A replay that finds a wrong byte, a broken promise or counts that do not add up goes on to the
 //! end and lists them as [`Report::problems`]: one look should tell how bad it is. A call that fails
-//! ends it.
+//! ends it, unless the server was killed on purpose.
 
+mod audit;
+mod crash;
+mod disturbed;
 mod driver;
+mod killer;
+mod ledger;
+mod link;
+mod pace;
 pub mod payload;
 mod process;
 mod report;
 mod tally;
+mod trouble;
 
 use std::sync::Arc;
 
@@ -28,17 +37,24 @@ use kvstrata_tiers::{
     error::{Error, ErrorKind, Result},
     tier::Tier,
 };
-use tokio::{sync::mpsc, task::JoinSet, time::Instant};
-
-use self::{
-    driver::{Driver, Shared},
-    report::Measured,
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::Instant,
 };
+
 pub use self::{
+    crash::{CrashOptions, Every},
+    disturbed::{Disturbance, replay_disturbed},
     payload::Source,
-    process::{ServerProcess, ServerSettings},
+    process::{NvmeSettings, ServerProcess, ServerSettings},
     report::{Opt, Report, Transfer, Verb},
     tally::{Latency, PutCounts, Tally},
+};
+use self::{
+    driver::Driver,
+    link::{Serving, Shared},
+    report::Measured,
 };
 use crate::{
     client::{Client, ClientOptions, Stats},
@@ -64,6 +80,8 @@ pub struct ReplayOptions {
     pub block_bytes: u32,
     /// Where the bytes come from.
     pub source: Source,
+    /// Whether puts ask to be acknowledged when they are on nvme.
+    pub durable: bool,
 }
 
 /// Replays the whole of `trace`; `progress` counts block references.
@@ -80,11 +98,15 @@ pub async fn replay(
 ) -> Result<Report> {
     let watcher = Client::connect(&options.endpoint, ClientOptions::default()).await?;
     let before = watcher.stats().await?;
+    let endpoint = Some(options.endpoint.clone());
+    let (_server, serving) = watch::channel(Serving { generation: 0, endpoint });
     let shared = Shared {
         trace: Arc::clone(&trace),
-        endpoint: options.endpoint.clone(),
+        serving,
         block_bytes: options.block_bytes,
         source: options.source.clone(),
+        durable: options.durable,
+        disturbed: None,
         progress,
     };
     let started = Instant::now();
@@ -92,7 +114,7 @@ pub async fn replay(
     let elapsed = started.elapsed();
     let after = watcher.stats().await?;
     let opt = upper_bound(trace, capacity_blocks(&before, &after)).await?;
-    let measured = Measured { tally, elapsed, before, after, opt };
+    let measured = Measured { tally, elapsed, before, after, opt, disturbance: None };
     Ok(Report::new(&shared.trace, options, &measured))
 }
 
@@ -126,15 +148,20 @@ async fn feed(trace: &Trace, queues: &[mpsc::Sender<usize>]) {
     }
 }
 
-/// How many blocks dram can hold; `None` if nothing had to leave it.
+/// How many blocks the tiers can hold together; `None` if nothing had to leave the coldest of them.
 fn capacity_blocks(before: &Stats, after: &Stats) -> Option<u64> {
-    let dram = after.tier(Tier::Dram)?;
-    let evicted_before = before.tier(Tier::Dram).map_or(0, |tier| tier.evicted_blocks);
-    if dram.evicted_blocks == evicted_before || dram.blocks == 0 {
+    let tiers = || [Tier::Dram, Tier::Nvme].into_iter().filter_map(|tier| after.tier(tier));
+    let coldest = tiers().next_back()?;
+    let earlier = before.tiers.iter().find(|tier| tier.tier == coldest.tier);
+    let evicted_before = earlier.map_or(0, |tier| tier.evicted_blocks);
+    if coldest.evicted_blocks == evicted_before || coldest.blocks == 0 {
         return None;
     }
-    let slot_bytes = (dram.used_bytes / dram.blocks).max(1);
-    Some(dram.capacity_bytes / slot_bytes)
+    let blocks = tiers().map(|tier| {
+        let slot_bytes = (tier.used_bytes / tier.blocks.max(1)).max(1);
+        tier.capacity_bytes / slot_bytes
+    });
+    Some(blocks.sum())
 }
 
 /// What the best policy would have hit; computed on a thread of its own, because it takes seconds.

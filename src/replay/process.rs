@@ -2,7 +2,8 @@
 //!
 //! It is the same binary, run as `kvstrata serve`, so a replay measures what an engine would see: a
 //! process behind a socket. Its identity secret and its log live in a directory that only this user
-//! can read and that goes away with the [`ServerProcess`].
+//! can read and that goes away with the [`ServerProcess`]. The same server can be killed and started
+//! again: on the same directory, with the same secret, on other ports.
 
 use std::{
     fs,
@@ -16,13 +17,21 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tokio::{
-    io::{AsyncBufReadExt, BufReader},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
     process::{Child, ChildStdout, Command},
-    time::timeout,
+    time::{Instant, sleep, timeout, timeout_at},
 };
 
-/// How long a server may take until it serves: mapping memory and binding ports take milliseconds.
-const START_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a server may take until it serves: mapping memory and binding ports take milliseconds,
+/// and what is on a disk is found again in seconds.
+pub(super) const START_DEADLINE: Duration = Duration::from_secs(60);
+/// How often a server is asked whether it is ready.
+const READY_INTERVAL: Duration = Duration::from_millis(5);
+/// How long a server may take to answer that.
+const READY_DEADLINE: Duration = Duration::from_secs(5);
+/// The longest answer to that which is read, in bytes.
+const READY_BYTES_MAX: u64 = 4096;
 /// How long a server may take to stop: no client is left, so there is nothing to drain.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a dying server may take from its last packet to its end: memory is unmapped meanwhile.
@@ -39,11 +48,25 @@ pub struct ServerSettings {
     pub dram: Option<String>,
     /// Memory of the whole process, such as `1GiB`; the server's default if `None`.
     pub memory: Option<String>,
+    /// Its nvme tier, if it gets one.
+    pub nvme: Option<NvmeSettings>,
+}
+
+/// What the server is told of its nvme tier.
+#[derive(Debug, Clone, Default)]
+pub struct NvmeSettings {
+    /// Where it is; in the server's own directory, which goes away with it, if `None`.
+    pub path: Option<PathBuf>,
+    /// Its capacity, such as `4GiB`; the server's default if `None`.
+    pub capacity: Option<String>,
+    /// Bytes of one segment, such as `16MiB`; the server's default if `None`.
+    pub segment_bytes: Option<String>,
 }
 
 /// A running server. Dropping it kills it; [`stop`](Self::stop) lets it end well.
 #[derive(Debug)]
 pub struct ServerProcess {
+    settings: ServerSettings,
     child: Child,
     endpoint: String,
     /// Kept open: a server whose output is closed could not print.
@@ -51,37 +74,75 @@ pub struct ServerProcess {
     directory: Directory,
 }
 
+/// A process that serves.
+struct Started {
+    child: Child,
+    endpoint: String,
+    stdout: BufReader<ChildStdout>,
+}
+
 #[derive(Debug, Deserialize)]
 struct Addresses {
     grpc: String,
+    http: String,
 }
 
 impl ServerProcess {
-    /// Starts a server and waits until it serves.
+    /// Starts a server and waits until it is ready.
     ///
     /// # Errors
     /// `Unavailable` if it does not start; the error shows the end of its log.
     ///
     /// # Cancel safety
     /// Safe: a server that was being started is killed.
-    pub async fn start(settings: &ServerSettings) -> Result<Self> {
+    pub async fn start(settings: ServerSettings) -> Result<Self> {
         let directory = Directory::create()?;
-        let mut child = command(settings, &directory)?
+        let Started { child, endpoint, stdout } = start(&settings, &directory).await?;
+        Ok(Self { settings, child, endpoint, _stdout: stdout, directory })
+    }
+
+    /// Kills it with SIGKILL and waits until it is gone.
+    pub(super) async fn kill(&mut self) -> Result<()> {
+        self.child.kill().await.map_err(|error| failed("kill the server").because(error))
+    }
+
+    /// Starts it again on what it left, after a [`kill`](Self::kill); returns how long that took,
+    /// from the start of the process until it was ready.
+    pub(super) async fn start_again(&mut self) -> Result<Duration> {
+        let started_at = Instant::now();
+        let Started { child, endpoint, stdout } = start(&self.settings, &self.directory).await?;
+        let took = started_at.elapsed();
+        (self.child, self.endpoint, self._stdout) = (child, endpoint, stdout);
+        Ok(took)
+    }
+
+    /// Starts it again on what it left, and kills it `after` that: however far it has got then.
+    pub(super) async fn start_and_kill(&mut self, after: Duration) -> Result<()> {
+        let mut child = command(&self.settings, &self.directory)?
             .spawn()
             .map_err(|error| failed("start a server").because(error))?;
-        let stdout = child.stdout.take().ok_or_else(|| failed("read the server's output"))?;
-        let mut stdout = BufReader::new(stdout);
-        let mut line = String::new();
-        let read = timeout(START_DEADLINE, stdout.read_line(&mut line)).await;
-        let addresses = match read {
-            Ok(Ok(1..)) => serde_json::from_str::<Addresses>(&line).ok(),
-            Ok(Ok(0) | Err(_)) | Err(_) => None,
-        };
-        let Some(addresses) = addresses else {
-            let log = directory.log_tail();
-            return Err(failed(&format!("start a server: it did not say where it serves{log}")));
-        };
-        Ok(Self { child, endpoint: addresses.grpc, _stdout: stdout, directory })
+        sleep(after).await;
+        child.kill().await.map_err(|error| failed("kill the server").because(error))
+    }
+
+    /// Waits for an end that nobody asked for; returns the error that tells of it.
+    pub(super) async fn ended(&mut self) -> Error {
+        match self.child.wait().await {
+            Ok(status) => self.ended_badly(status),
+            Err(error) => failed("wait for the server").because(error),
+        }
+    }
+
+    /// Where the replay may keep files of its own about this server.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory.path
+    }
+
+    /// Leaves the directory with everything that the server has stored and logged for whoever wants to
+    /// know what went wrong; returns where that is.
+    pub fn keep_directory(&mut self) -> &Path {
+        self.directory.kept = true;
+        &self.directory.path
     }
 
     /// `host:port` of its gRPC contract.
@@ -142,23 +203,83 @@ impl ServerProcess {
     }
 }
 
+/// Starts a process and waits until it is ready.
+async fn start(settings: &ServerSettings, directory: &Directory) -> Result<Started> {
+    let mut child = command(settings, directory)?
+        .spawn()
+        .map_err(|error| failed("start a server").because(error))?;
+    let stdout = child.stdout.take().ok_or_else(|| failed("read the server's output"))?;
+    let mut stdout = BufReader::new(stdout);
+    let mut line = String::new();
+    let deadline = Instant::now() + START_DEADLINE;
+    let read = timeout_at(deadline, stdout.read_line(&mut line)).await;
+    let addresses = match read {
+        Ok(Ok(1..)) => serde_json::from_str::<Addresses>(&line).ok(),
+        Ok(Ok(0) | Err(_)) | Err(_) => None,
+    };
+    let log = || directory.log_tail();
+    let Some(addresses) = addresses else {
+        let what = format!("start a server: it did not say where it serves{}", log());
+        return Err(failed(&what));
+    };
+    // It may serve before it has found everything that it has.
+    while !is_ready(&addresses.http).await {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Err(failed(&format!("start a server: it ended with {status}{}", log())));
+        }
+        if Instant::now() >= deadline {
+            let waited = humantime::format_duration(START_DEADLINE);
+            return Err(failed(&format!("start a server: not ready within {waited}{}", log())));
+        }
+        sleep(READY_INTERVAL).await;
+    }
+    Ok(Started { child, endpoint: addresses.grpc, stdout })
+}
+
+/// Whether `/readyz` says yes. A server that does not answer is not ready.
+async fn is_ready(http: &str) -> bool {
+    let ask = async {
+        let mut connection = TcpStream::connect(http).await?;
+        let request = format!("GET /readyz HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n");
+        connection.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        connection.take(READY_BYTES_MAX).read_to_end(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    let answer = timeout(READY_DEADLINE, ask).await;
+    answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200")))
+}
+
 fn command(settings: &ServerSettings, directory: &Directory) -> Result<Command> {
     let program = std::env::current_exe()
         .map_err(|error| failed("find the path of this program").because(error))?;
-    let log = fs::File::create(directory.log())
-        .map_err(|error| failed("create the server's log").because(error))?;
-    let secret = directory.0.join("identity");
+    let log = fs::File::options().append(true).create(true).open(directory.log());
+    let log = log.map_err(|error| failed("open the server's log").because(error))?;
     let mut command = Command::new(program);
-    command
-        .args(["serve", "--print-addresses"])
-        .args(["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
-        .arg("--set")
-        .arg(format!("identity.secret_file={}", secret.display()));
+    command.args(["serve", "--print-addresses"]).args([
+        "--grpc-listen",
+        "127.0.0.1:0",
+        "--http-listen",
+        "127.0.0.1:0",
+    ]);
     if let Some(dram) = &settings.dram {
         command.args(["--dram", dram]);
     }
+    let mut set = |key: &str, value: &dyn std::fmt::Display| {
+        command.arg("--set").arg(format!("{key}={value}"));
+    };
+    set("identity.secret_file", &directory.path.join("identity").display());
     if let Some(memory) = &settings.memory {
-        command.arg("--set").arg(format!("memory.limit={memory}"));
+        set("memory.limit", memory);
+    }
+    if let Some(nvme) = &settings.nvme {
+        let path = nvme.path.clone().unwrap_or_else(|| directory.path.join("nvme"));
+        set("nvme.path", &path.display());
+        for (key, value) in
+            [("nvme.capacity", &nvme.capacity), ("nvme.segment_bytes", &nvme.segment_bytes)]
+        {
+            value.iter().for_each(|value| set(key, value));
+        }
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
     Ok(command)
@@ -168,9 +289,12 @@ fn failed(what: &str) -> Error {
     Error::new(ErrorKind::Unavailable, what)
 }
 
-/// A directory of this user only, removed on drop.
+/// A directory of this user only, removed on drop unless it is kept.
 #[derive(Debug)]
-struct Directory(PathBuf);
+struct Directory {
+    path: PathBuf,
+    kept: bool,
+}
 
 impl Directory {
     fn create() -> Result<Self> {
@@ -180,7 +304,7 @@ impl Directory {
         for number in 0..DIRECTORY_TRIES {
             let path = parent.join(format!("kvstrata-replay-{process}-{number}"));
             match fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Self(path)),
+                Ok(()) => return Ok(Self { path, kept: false }),
                 Err(error) => last = Some(error),
             }
         }
@@ -192,7 +316,7 @@ impl Directory {
     }
 
     fn log(&self) -> PathBuf {
-        self.0.join("server.log")
+        self.path.join("server.log")
     }
 
     fn has_logged_error(&self) -> bool {
@@ -218,7 +342,9 @@ fn read_text(path: &Path) -> String {
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // Left behind at worst: a secret that names nothing any more, readable by its owner only.
-        drop(fs::remove_dir_all(&self.0));
+        if !self.kept {
+            // Left behind at worst: a secret that names nothing any more, readable by its owner only.
+            drop(fs::remove_dir_all(&self.path));
+        }
     }
 }

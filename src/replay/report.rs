@@ -5,8 +5,9 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 
 use super::{
-    ReplayOptions,
+    Disturbance, ReplayOptions,
     tally::{Latency, PutCounts, Tally},
+    trouble::problems,
 };
 use crate::{
     client::Stats,
@@ -45,7 +46,7 @@ pub struct Transfer {
 /// The hits of Belady's policy with bypass, which knows the future.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Opt {
-    /// Blocks that dram can hold; absent when nothing had to leave it.
+    /// Blocks that the tiers can hold together; absent when nothing had to leave the coldest.
     pub capacity_blocks: Option<u64>,
     /// Hits.
     pub hits: u64,
@@ -108,8 +109,10 @@ pub struct Report {
     pub lease_failures: u64,
     /// Blocks found, not covered by a lease, and gone when they were read.
     pub gone_blocks: u64,
-    /// Blocks that left dram meanwhile.
+    /// Blocks that left a tier meanwhile.
     pub evicted_blocks: u64,
+    /// What came of the kills; absent if the server was left alone.
+    pub disturbance: Option<Disturbance>,
     /// Everything that is wrong, in words; empty is success.
     pub problems: Vec<String>,
 }
@@ -122,6 +125,7 @@ pub(super) struct Measured {
     pub(super) before: Stats,
     pub(super) after: Stats,
     pub(super) opt: Opt,
+    pub(super) disturbance: Option<Disturbance>,
 }
 
 impl Report {
@@ -163,67 +167,14 @@ impl Report {
             lease_failures: tally.lease_failures,
             gone_blocks: tally.gone,
             evicted_blocks: evicted(&measured.after).saturating_sub(evicted(&measured.before)),
+            disturbance: measured.disturbance.clone(),
             problems: problems(trace, options, measured),
         }
     }
 }
 
-fn evicted(stats: &Stats) -> u64 {
+pub(super) fn evicted(stats: &Stats) -> u64 {
     stats.tiers.iter().map(|tier| tier.evicted_blocks).sum()
-}
-
-/// Everything that must not be, each with its numbers.
-fn problems(trace: &Trace, options: &ReplayOptions, measured: &Measured) -> Vec<String> {
-    let Measured { tally, before, after, opt, .. } = measured;
-    let evicted = evicted(after).saturating_sub(evicted(before));
-    let mut found = Vec::new();
-    let mut check = |what: &str, number: u64| {
-        if number > 0 {
-            found.push(format!("{what}: {number}"));
-        }
-    };
-    check("wrong bytes", tally.wrong_bytes);
-    check("blocks that failed verification at the client", tally.got.corrupt_here);
-    check("blocks damaged on the way to the server", tally.put.corrupt);
-    check("duplicate_differs", tally.put.duplicate_differs);
-    check("blocks promised under a lease and not delivered", tally.lease_failures);
-    check("parts that failed verification at the server", after.corrupt - before.corrupt);
-    let storable = u64::from(trace.blocks_unique()) + evicted;
-    check("blocks stored again that had not left", tally.put.stored.saturating_sub(storable));
-    if evicted == 0 {
-        check("blocks found and gone, although nothing was evicted", tally.gone);
-        let kept = tally.put.stored + tally.put.duplicate == tally.put.offered();
-        if options.clients == 1 && kept {
-            let lost = opt.hits.saturating_sub(tally.hits());
-            check(
-                "blocks stored by the only client and not found, although nothing was evicted",
-                lost,
-            );
-        }
-    }
-    let mut equal = |what: &str, one: u64, other: u64| {
-        if one != other {
-            found.push(format!("{what}: {one} is not {other}"));
-        }
-    };
-    let answered: u64 = tally.looked_up.iter().sum();
-    equal("hits, pending and misses against references", answered, tally.references);
-    equal("references replayed against the trace", tally.references, trace.references());
-    equal("requests replayed against the trace", tally.requests, trace.len() as u64);
-    let read = tally.got.blocks() + tally.got.missed;
-    equal("blocks delivered and not delivered against hits", read, tally.hits());
-    equal("bytes checked against bytes delivered", tally.checked_bytes, tally.got.bytes);
-    let offered = tally.references - tally.hits();
-    equal("outcomes of puts against blocks not found", tally.put.offered(), offered);
-    if options.alone {
-        let asked = after.lookups.asked - before.lookups.asked;
-        equal("blocks asked, as the server counts", asked, tally.references);
-        let dram = after.lookups.dram - before.lookups.dram;
-        equal("hits in dram, as the server counts", dram, tally.looked_up[0]);
-        equal("leases left", u64::from(after.leases), u64::from(before.leases));
-        equal("staging bytes left", after.staging_bytes, before.staging_bytes);
-    }
-    found
 }
 
 impl Verb {
@@ -288,7 +239,7 @@ impl Report {
         };
         writeln!(
             f,
-            "  {} of the upper bound for a dram that holds {capacity} (OPT: {})",
+            "  {} of the upper bound for tiers that hold {capacity} (OPT: {})",
             percent(self.ratio_to_opt),
             count(self.opt.hits)
         )
@@ -333,9 +284,13 @@ impl Report {
             ("duplicate_differs", put.duplicate_differs),
             ("pending elsewhere", put.pending),
             ("refused", put.refused),
+            ("not durable", put.not_durable),
             ("evicted", self.evicted_blocks),
         ] {
             writeln!(f, "{name:<20}{:>16}", count(number))?;
+        }
+        if let Some(disturbance) = &self.disturbance {
+            write!(f, "{disturbance}")?;
         }
         if self.problems.is_empty() {
             return writeln!(f, "\nOK: every byte is right and every count adds up");

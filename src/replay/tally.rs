@@ -23,7 +23,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let micros = Histogram::new_with_max(LATENCY_MICROS_MAX, LATENCY_DIGITS)
             .map_err(|error| Error::new(ErrorKind::Internal, "make histogram").because(error))?;
         Ok(Self { micros, busy: Duration::ZERO })
@@ -81,6 +81,20 @@ pub struct PutCounts {
     pub refused: u64,
     /// Damaged on the way to the server.
     pub corrupt: u64,
+    /// Readable, and not on nvme although that was asked for: every other outcome.
+    pub not_durable: u64,
+}
+
+/// Counts before a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mark {
+    looked_up: [u64; 5],
+    behind_pending: u64,
+    got: GetSummary,
+    checked_bytes: u64,
+    gone: u64,
+    put: PutCounts,
+    put_bytes: u64,
 }
 
 /// Everything that one client counted.
@@ -92,6 +106,9 @@ pub struct Tally {
     pub references: u64,
     /// Hits in dram, nvme and object, pending and missed, as the lookups said.
     pub looked_up: [u64; 5],
+    /// Of the hits, those behind a block whose put was in flight: found, and not to be read as one
+    /// prefix. They are offered again.
+    pub behind_pending: u64,
     /// The longest lookup, in hashes.
     pub lookup_hashes_max: u64,
     /// What gets delivered.
@@ -106,6 +123,10 @@ pub struct Tally {
     pub lease_failures: u64,
     /// Blocks found, not covered by a lease, and gone when they were read.
     pub gone: u64,
+    /// Blocks removed on purpose.
+    pub removed: u64,
+    /// Requests repeated because their server was killed.
+    pub repeated: u64,
     /// What became of offered blocks.
     pub put: PutCounts,
     /// Bytes sent in puts.
@@ -128,6 +149,7 @@ impl Tally {
             requests: 0,
             references: 0,
             looked_up: [0; 5],
+            behind_pending: 0,
             lookup_hashes_max: 0,
             got: GetSummary::default(),
             checked_bytes: 0,
@@ -135,6 +157,8 @@ impl Tally {
             wrong_blocks: 0,
             lease_failures: 0,
             gone: 0,
+            removed: 0,
+            repeated: 0,
             put: PutCounts::default(),
             put_bytes: 0,
             lookup: Latency::new()?,
@@ -149,25 +173,57 @@ impl Tally {
         self.looked_up.iter().take(3).sum()
     }
 
-    /// Takes the answer to one lookup.
-    pub fn looked_up(&mut self, counts: TierCounts) {
+    /// Takes the answer to one lookup, of which the first `prefix` blocks are readable.
+    pub fn looked_up(&mut self, counts: TierCounts, prefix: u32) {
+        let before = self.hits();
         for (total, count) in self.looked_up.iter_mut().zip(counts.to_array()) {
             *total += u64::from(count);
         }
+        self.behind_pending += (self.hits() - before).saturating_sub(prefix.into());
     }
 
     /// Takes the outcome of one put.
     pub fn put(&mut self, report: &PutReport) {
         let count = |outcome| report.count(outcome);
-        self.put += PutCounts {
+        let put = PutCounts {
             stored: count(PutOutcome::Stored) + count(PutOutcome::PartStored),
             duplicate: count(PutOutcome::Duplicate),
             duplicate_differs: count(PutOutcome::DuplicateDiffers),
             pending: count(PutOutcome::Pending),
             refused: count(PutOutcome::Refused),
             corrupt: count(PutOutcome::Corrupt),
+            not_durable: count(PutOutcome::NotDurable),
         };
+        self.put += put;
         self.put_bytes += report.sent_bytes;
+    }
+
+    /// What a request that is about to start may have to give up again.
+    pub(super) fn mark(&self) -> Mark {
+        Mark {
+            looked_up: self.looked_up,
+            behind_pending: self.behind_pending,
+            got: self.got,
+            checked_bytes: self.checked_bytes,
+            gone: self.gone,
+            put: self.put,
+            put_bytes: self.put_bytes,
+        }
+    }
+
+    /// Forgets what a request counted that has to be repeated, so that it counts once. What is wrong
+    /// stays counted, and times stay recorded.
+    pub(super) fn give_up(&mut self, mark: &Mark) {
+        self.looked_up = mark.looked_up;
+        self.behind_pending = mark.behind_pending;
+        let corrupt_here = self.got.corrupt_here;
+        self.got = GetSummary { corrupt_here, ..mark.got };
+        self.checked_bytes = mark.checked_bytes;
+        self.gone = mark.gone;
+        let PutCounts { corrupt, duplicate_differs, .. } = self.put;
+        self.put = PutCounts { corrupt, duplicate_differs, ..mark.put };
+        self.put_bytes = mark.put_bytes;
+        self.repeated += 1;
     }
 
     /// Adds what another client counted.
@@ -177,6 +233,7 @@ impl Tally {
         for (total, count) in self.looked_up.iter_mut().zip(other.looked_up) {
             *total += count;
         }
+        self.behind_pending += other.behind_pending;
         self.lookup_hashes_max = self.lookup_hashes_max.max(other.lookup_hashes_max);
         self.got += other.got;
         self.checked_bytes += other.checked_bytes;
@@ -184,6 +241,8 @@ impl Tally {
         self.wrong_blocks += other.wrong_blocks;
         self.lease_failures += other.lease_failures;
         self.gone += other.gone;
+        self.removed += other.removed;
+        self.repeated += other.repeated;
         self.put += other.put;
         self.put_bytes += other.put_bytes;
         self.lookup.add(&other.lookup);
@@ -200,6 +259,7 @@ impl AddAssign for PutCounts {
         self.pending += other.pending;
         self.refused += other.refused;
         self.corrupt += other.corrupt;
+        self.not_durable += other.not_durable;
     }
 }
 
@@ -213,5 +273,29 @@ impl PutCounts {
             + self.pending
             + self.refused
             + self.corrupt
+            + self.not_durable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_is_repeated_counts_once_and_hides_nothing() {
+        let mut tally = Tally::new().unwrap();
+        tally.looked_up = [5, 0, 0, 0, 5];
+        tally.put.stored = 5;
+        let mark = tally.mark();
+        tally.looked_up = [9, 0, 0, 0, 11];
+        tally.put.stored = 9;
+        tally.put.corrupt = 1;
+        tally.checked_bytes = 100;
+        tally.wrong_bytes = 3;
+        tally.lease_failures = 2;
+        tally.give_up(&mark);
+        assert_eq!((tally.looked_up, tally.put.stored), ([5, 0, 0, 0, 5], 5));
+        assert_eq!((tally.checked_bytes, tally.repeated), (0, 1));
+        assert_eq!((tally.wrong_bytes, tally.lease_failures, tally.put.corrupt), (3, 2, 1));
     }
 }

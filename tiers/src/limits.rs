@@ -37,6 +37,19 @@ pub const CONTEXT_SHARE_DIVISOR: u64 = 4;
 pub const RETRY_AFTER_PINNED: Duration = Duration::from_millis(50);
 /// Events a shard keeps for a slow reader before it asks for a resync.
 pub const SHARD_EVENTS_MAX: usize = 4096;
+/// Blocks that wait for demotion: 3 MiB of keys, and a context of 1 M tokens at 16 to a block. What
+/// does not fit is found by a sweep.
+pub const CLEANER_QUEUE_MAX: usize = 65_536;
+/// Demotions that clients wait for and that have not begun. More wait where they came from.
+pub const CLEANER_JOBS_MAX: usize = 256;
+/// Blocks that are demoted at a time: enough to fill writes of 1 MiB with small blocks.
+pub const CLEANER_BLOCKS_MAX: usize = 64;
+/// Bytes of dram that demotions may hold, by which evictions are narrowed: 1 / this of dram..
+pub const CLEANER_DRAM_DIVISOR: u64 = 8;
+/// ..and at most this: a tenth of a second of a fast drive.
+pub const CLEANER_BYTES_MAX: u64 = 256 * MIB;
+/// The part of the map that should be free before colder tiers are asked to shed: 1 / this.
+pub const INDEX_FREE_DIVISOR: usize = 16;
 /// Index bytes set aside for each block, an upper bound that the index bench checks.
 pub const INDEX_BYTES_PER_BLOCK: u64 = 200;
 

@@ -8,7 +8,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::tier::Tier;
+use crate::{error::ErrorKind, store::Urgency, tier::Tier};
 
 impl EncodeLabelValue for Tier {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
@@ -50,6 +50,78 @@ impl EncodeLabelValue for EvictReason {
     }
 }
 
+/// Why a block was not copied to a colder tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Undemoted {
+    /// Too many were waiting already.
+    QueueFull,
+    /// It had left dram before its turn came.
+    Gone,
+    /// The tier is short of its write budget, or full.
+    Budget,
+    /// The tier takes no writes now.
+    Unavailable,
+    /// The tier failed.
+    Failed,
+}
+
+impl Undemoted {
+    /// All reasons, in the order of the declaration.
+    pub const ALL: [Self; 5] =
+        [Self::QueueFull, Self::Gone, Self::Budget, Self::Unavailable, Self::Failed];
+
+    /// The reason that an error of the tier stands for.
+    #[must_use]
+    pub fn of(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::Exhausted { .. } => Self::Budget,
+            ErrorKind::Unavailable => Self::Unavailable,
+            ErrorKind::Invalid
+            | ErrorKind::UnknownNamespace
+            | ErrorKind::LayoutMismatch
+            | ErrorKind::LeaseExpired
+            | ErrorKind::Timeout
+            | ErrorKind::Cancelled
+            | ErrorKind::Corrupt
+            | ErrorKind::Unsupported
+            | ErrorKind::Internal => Self::Failed,
+        }
+    }
+}
+
+impl EncodeLabelValue for Undemoted {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        let name = match self {
+            Self::QueueFull => "queue_full",
+            Self::Gone => "gone",
+            Self::Budget => "budget",
+            Self::Unavailable => "unavailable",
+            Self::Failed => "failed",
+        };
+        EncodeLabelValue::encode(&name, encoder)
+    }
+}
+
+impl EncodeLabelValue for Urgency {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        let name = match self {
+            Self::Durable => "durable",
+            Self::Background => "background",
+        };
+        EncodeLabelValue::encode(&name, encoder)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UndemotedLabels {
+    reason: Undemoted,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UrgencyLabels {
+    urgency: Urgency,
+}
+
 /// Resolved once: the hot paths only increment.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct EvictLabels {
@@ -67,6 +139,10 @@ pub struct TierMetrics {
     stored: [Counter; 3],
     corrupt: [Counter; 3],
     evicted: [Counter; EvictReason::ALL.len()],
+    demoted: [Counter; 2],
+    undemoted: [Counter; Undemoted::ALL.len()],
+    /// Evictions of blocks that no other tier had.
+    pub(crate) evicted_only_copy: Counter,
     /// Offers of a block that is here with other bytes. The first ones stay.
     pub(crate) duplicate_differs: Counter,
     /// Blocks refused because storing them would hurt others, or everything is pinned.
@@ -108,7 +184,42 @@ impl TierMetrics {
         );
         let evicted =
             EvictReason::ALL.map(|reason| reasons.get_or_create_owned(&EvictLabels { reason }));
-        Self { stored, corrupt, evicted, duplicate_differs, refused }
+        let (demoted, undemoted) = register_demotions(registry);
+        let evicted_only_copy = Counter::default();
+        registry.register(
+            "kvstrata_evicted_only_copy_blocks",
+            "Blocks that left dram to make room while no other tier had them",
+            evicted_only_copy.clone(),
+        );
+        Self {
+            stored,
+            corrupt,
+            evicted,
+            demoted,
+            undemoted,
+            evicted_only_copy,
+            duplicate_differs,
+            refused,
+        }
+    }
+
+    pub(crate) fn demoted(&self, urgency: Urgency) -> &Counter {
+        let [durable, background] = &self.demoted;
+        match urgency {
+            Urgency::Durable => durable,
+            Urgency::Background => background,
+        }
+    }
+
+    pub(crate) fn undemoted(&self, reason: Undemoted) -> &Counter {
+        let [queue_full, gone, budget, unavailable, failed] = &self.undemoted;
+        match reason {
+            Undemoted::QueueFull => queue_full,
+            Undemoted::Gone => gone,
+            Undemoted::Budget => budget,
+            Undemoted::Unavailable => unavailable,
+            Undemoted::Failed => failed,
+        }
     }
 
     pub(crate) fn stored(&self, tier: Tier) -> &Counter {
@@ -129,6 +240,27 @@ impl TierMetrics {
             EvictReason::Corrupt => corrupt,
         }
     }
+}
+
+/// The counters of copies made and not made.
+fn register_demotions(registry: &mut Registry) -> ([Counter; 2], [Counter; Undemoted::ALL.len()]) {
+    let urgencies = Family::<UrgencyLabels, Counter>::default();
+    registry.register(
+        "kvstrata_demoted_blocks",
+        "Blocks copied to a colder tier, by whether a client waited for it",
+        urgencies.clone(),
+    );
+    let reasons = Family::<UndemotedLabels, Counter>::default();
+    registry.register(
+        "kvstrata_undemoted_blocks",
+        "Blocks that were to be copied to a colder tier and were not, by reason",
+        reasons.clone(),
+    );
+    let demoted = [Urgency::Durable, Urgency::Background]
+        .map(|urgency| urgencies.get_or_create_owned(&UrgencyLabels { urgency }));
+    let undemoted =
+        Undemoted::ALL.map(|reason| reasons.get_or_create_owned(&UndemotedLabels { reason }));
+    (demoted, undemoted)
 }
 
 fn of_tier(counters: &[Counter; 3], tier: Tier) -> &Counter {

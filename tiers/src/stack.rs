@@ -4,6 +4,8 @@
 //! put      claim what is absent -> bytes into arena slots -> verify -> seal: readable, event
 //! lookup   one pass over the in-memory map -> longest prefix as runs -> optionally pinned
 //! get      hottest copy: dram as it is; colder ones are loaded into dram first, once -> verify
+//! clean    what was put -> copied to nvme in chain order, ahead of its eviction
+//! durable  a put that is acknowledged when its blocks are on nvme: the same copies, awaited
 //! evict    event -> index -> memory; never a pinned block
 //! ```
 //!
@@ -13,15 +15,21 @@
 //! - A pin (lease, get in flight) keeps a block from being evicted, and keeps its memory in any case.
 //! - Copies are inclusive: dram may evict what a colder tier has; the entry stays and says where.
 //! - What fails verification is quarantined: removed, reported, counted; the read is a miss.
+//! - A copy that a tier is making is completed and known to the map, whoever stops waiting for it.
+//! - What a tier says of its copies (found, moved, leaving) holds only where the map has them still.
 //! - Any failure of a colder tier is a miss for that block, never an error of the call.
 //!
-//! Synchronous but for [`Stack::get`] of blocks that are not in dram. No lock is held across I/O.
+//! Synchronous but for what reads, writes or removes copies on colder tiers. No lock is held across I/O.
 
+mod above;
 mod claim;
+mod clean;
 mod context;
 mod cost;
+mod demote;
 mod load;
 mod lookup;
+mod mood;
 mod piece;
 mod put;
 mod room;
@@ -30,15 +38,17 @@ mod verbs;
 use std::{
     fmt,
     sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
+        Arc, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use tokio::time::Instant;
 
 pub(crate) use self::context::ContextId;
-use self::{context::Contexts, cost::Costs, load::SingleFlight, room::Cadence};
+use self::{
+    above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight, room::Cadence,
+};
 pub use self::{
     load::{Block, Fetch, PartBytes},
     lookup::{Answer, Ask, Pin},
@@ -55,7 +65,7 @@ use crate::{
     map::Map,
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
-    store::BlockStore,
+    store::{BlockStore, StoreUsage},
     tier::Tier,
 };
 
@@ -84,12 +94,16 @@ pub(crate) struct Shared {
     cold: Vec<Arc<dyn BlockStore>>,
     contexts: Contexts,
     cadence: Cadence,
+    cleaner: Cleaner,
     costs: Costs,
     flights: SingleFlight,
     demotions: SingleFlight,
+    early: Early,
     metrics: TierMetrics,
     index_blocks_max: usize,
     batches: AtomicU64,
+    /// Samples of ages that were taken.
+    samples: AtomicUsize,
     dram_blocks: AtomicU64,
     resident_bytes: AtomicU64,
     evicted_blocks: AtomicU64,
@@ -120,18 +134,26 @@ impl Stack {
             cold,
             contexts: Contexts::new(allowance),
             cadence: Cadence::default(),
+            cleaner: Cleaner::default(),
             costs: Costs::default(),
             flights: SingleFlight::default(),
             demotions: SingleFlight::default(),
+            early: Early::default(),
             metrics,
             index_blocks_max,
             batches: AtomicU64::new(1),
+            samples: AtomicUsize::new(0),
             dram_blocks: AtomicU64::new(0),
             resident_bytes: AtomicU64::new(0),
             evicted_blocks: AtomicU64::new(0),
             corrupt_blocks: AtomicU64::new(0),
         };
-        Ok(Self { shared: Arc::new(shared) })
+        let shared = Arc::new(shared);
+        for store in &shared.cold {
+            let above: Weak<Shared> = Arc::downgrade(&shared);
+            store.attach(above);
+        }
+        Ok(Self { shared })
     }
 
     /// Backs one more extent with memory; false when all are. Run it in a loop on its own thread.
@@ -194,14 +216,22 @@ impl Stack {
         })
     }
 
-    /// Copies a dram block to a colder tier ahead of its eviction, unless it is there; false if the
-    /// block is not in dram or there is no such tier.
+    /// Whether there is such a tier.
+    #[must_use]
+    pub fn has_tier(&self, tier: Tier) -> bool {
+        self.shared.has_tier(tier)
+    }
+
+    /// Makes sure that a colder tier has a block, before all that is copied in the background. True
+    /// when it does: for nvme, synced and indexed. False if the block is not in dram (any more), or
+    /// there is no such tier.
     ///
     /// # Errors
-    /// Those of the colder tier.
+    /// Those of the colder tier; `Unavailable` while the stack ends.
     ///
     /// # Cancel safety
-    /// Safe: the copy may or may not have been made.
+    /// Safe: while [`clean`](Self::clean) runs, a copy that has begun is completed all the same.
+    /// Without it, a copy may stay on the tier that the map does not know.
     pub async fn demote(
         &self,
         namespace: &Arc<Namespace>,
@@ -209,6 +239,16 @@ impl Stack {
         tier: Tier,
     ) -> Result<bool> {
         self.shared.demote(namespace, hash, tier).await
+    }
+
+    /// Copies what puts have stored to nvme, ahead of its eviction, until `stop`; then completes what
+    /// it has begun. Run it once, for as long as the stack is used. Without an nvme tier it does
+    /// nothing but the work of [`demote`](Self::demote).
+    ///
+    /// # Cancel safety
+    /// Not safe: copies that have begun may stay on their tier, unknown to the map. Use `stop`.
+    pub async fn clean(&self, stop: impl Future<Output = ()>) {
+        self.shared.clean(stop).await;
     }
 
     /// Marks blocks as used now, tail first; returns how many are in dram.
@@ -222,7 +262,7 @@ impl Stack {
     /// is awaited.
     ///
     /// # Cancel safety
-    /// Not safe: colder copies of the rest may stay behind on their tiers.
+    /// Safe once it was polled: all removals have begun by then, and complete by themselves.
     pub async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
         self.shared.remove(namespace, hashes).await
     }
@@ -270,6 +310,12 @@ impl Stack {
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.shared.usage()
+    }
+
+    /// What the colder tiers hold now, hot to cold.
+    #[must_use]
+    pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
+        self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
     }
 
     /// The longest block that this stack can hold, in bytes.

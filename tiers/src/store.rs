@@ -26,13 +26,12 @@ use crate::{
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Who waits for a block to be on a colder tier.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Urgency {
-    /// Nobody: it is copied ahead of need.
-    #[default]
-    Background,
-    /// A client that was promised durability.
+    /// A client does: it was promised that the block outlives this process.
     Durable,
+    /// Nobody: the block is copied ahead of its eviction.
+    Background,
 }
 
 /// A sealed block on its way to a colder tier. Holding it keeps the bytes in memory.
@@ -48,7 +47,7 @@ pub struct Outgoing {
     pub checksums: Checksums,
     /// Who waits for it.
     pub urgency: Urgency,
-    /// Whether it has been read since it was put.
+    /// Whether it has been read since it was put, which is the best sign that it will be again.
     pub reused: bool,
 }
 
@@ -83,6 +82,8 @@ pub struct StoreUsage {
     pub used_bytes: u64,
     /// Blocks it holds.
     pub blocks: u64,
+    /// Blocks that left since the start because room was needed.
+    pub evicted_blocks: u64,
 }
 
 /// A block that a colder tier found on its medium when it started.
@@ -111,12 +112,13 @@ pub trait Above: Debug + Send + Sync + 'static {
     /// map before this returns. Those that the map has elsewhere by now stay.
     fn leaving(&self, tier: Tier, blocks: &[Wanted]);
 
-    /// The tier has copied a block from `block.location` to `to`. False: the map does not have it
-    /// there any more, the new copy is of no use.
+    /// The nvme tier, the only one that moves blocks, has copied one from `block.location` to `to`.
+    /// False: the map does not have it there any more, the new copy is of no use.
     fn moved(&self, block: &Wanted, to: Location) -> bool;
 
     /// The last use of each block on the map's clock of touches; `None` for what the map does not
-    /// have at this place (any more).
+    /// have at this place (any more). A copy whose put is under way counts as one that it has: the
+    /// tier may say of it that it moves or leaves.
     fn ages(&self, tier: Tier, blocks: &[Wanted]) -> Vec<Option<u64>>;
 
     /// The age below which the coldest `share` (0 to 1) of the tier's blocks lie, from a sample.
@@ -139,6 +141,8 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
     fn attach(&self, above: Weak<dyn Above>);
 
     /// Copies a block in. When it returns, the block is readable and, for nvme, synced and indexed.
+    /// A tier that is short of what writing costs it answers `Exhausted` for the blocks that it would
+    /// rather not write, see [`crate::admission`], and `Unavailable` while it writes nothing at all.
     fn put<'a>(&'a self, block: Outgoing) -> BoxFuture<'a, Result<Location>>;
 
     /// Reads a block into `into`, whose length is that of the block.
@@ -147,6 +151,11 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
     /// Forgets blocks, for good: they do not come back with a restart. Absent blocks are a success.
     /// When it returns, none of the places can be read. Dropping the future does not stop it.
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>>;
+
+    /// Asks the tier to reclaim its coldest part soon, because the map is full of blocks that only
+    /// colder tiers have. Returns at once; it may be asked again for every block of a put, and may
+    /// call [`Above::leaving`] before it returns.
+    fn shed(&self);
 
     /// What it holds now.
     fn usage(&self) -> StoreUsage;

@@ -41,7 +41,15 @@ The configuration file. Not toToml: values arrive as floating-point numbers, and
 JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as it stands.
 */ -}}
 {{- define "kvstrata.config" -}}
-{{- range $section, $keys := .Values.config }}
+{{- $config := deepCopy .Values.config }}
+{{- if .Values.nvme.enabled }}
+{{- $nvme := dict "path" .Values.nvme.path }}
+{{- if eq .Values.nvme.volume "emptyDir" }}
+{{- $_ := set $nvme "capacity" (include "kvstrata.emptyDirCapacity" .) }}
+{{- end }}
+{{- $_ := set $config "nvme" (merge (dig "nvme" dict $config) $nvme) }}
+{{- end }}
+{{- range $section, $keys := $config }}
 {{- if $keys }}
 [{{ $section }}]
 {{- range $key, $value := $keys }}
@@ -49,6 +57,17 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- end }}
 {{ end }}
 {{- end }}
+{{- end -}}
+
+{{- /*
+The file system under an emptyDir is the whole disk of the node, so the server cannot see the limit,
+and the kubelet evicts the pod that exceeds it: 90 % of the limit, as the server takes of a volume.
+*/ -}}
+{{- define "kvstrata.emptyDirCapacity" -}}
+{{- $mebibytes := dict "Mi" 1 "Gi" 1024 "Ti" 1048576 -}}
+{{- $unit := regexFind "[MGT]i$" .Values.nvme.size -}}
+{{- $count := trimSuffix $unit .Values.nvme.size | int64 -}}
+{{- div (mul $count (get $mebibytes $unit) 9) 10 -}}MiB
 {{- end -}}
 
 {{- define "kvstrata.port" -}}
@@ -70,7 +89,16 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- if eq (include "kvstrata.port" .Values.config.server.grpc_listen) (include "kvstrata.port" .Values.config.server.http_listen) -}}
 {{- fail (printf "config.server: grpc_listen and http_listen both use port %s; give them different ports" (include "kvstrata.port" .Values.config.server.grpc_listen)) -}}
 {{- end -}}
+{{- if and (ne .Values.nvme.volume "claim") .Values.nvme.storageClassName -}}
+{{- fail (printf "nvme.storageClassName is %q, but nvme.volume is %s, which has no class; empty it, or make volume claim" .Values.nvme.storageClassName .Values.nvme.volume) -}}
+{{- end -}}
+{{- if and (not .Values.nvme.enabled) (dig "nvme" dict .Values.config) -}}
+{{- fail "config.nvme has keys, but nvme.enabled is false; enable the tier, or remove them" -}}
+{{- end -}}
 {{- range .Values.extraEnv -}}
+{{- if eq .name "KV_NVME__PATH" -}}
+{{- fail "extraEnv: KV_NVME__PATH is set by the chart from nvme.path; remove it" -}}
+{{- end -}}
 {{- if has .name (list "KV_NODE__NAME" "KV_NODE__ADVERTISE") -}}
 {{- fail (printf "extraEnv: %s is set by the chart from the pod's name; remove it" .name) -}}
 {{- end -}}

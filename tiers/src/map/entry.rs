@@ -205,6 +205,16 @@ impl Entry {
         }
     }
 
+    /// Where a colder tier has it.
+    pub(crate) fn cold(&self, tier: Tier) -> Option<Location> {
+        let [nvme, object] = self.cold;
+        match tier {
+            Tier::Dram => None,
+            Tier::Nvme => nvme,
+            Tier::Object => object,
+        }
+    }
+
     /// The place of a colder tier's location.
     pub(crate) fn cold_mut(&mut self, tier: Tier) -> Option<&mut Option<Location>> {
         let [nvme, object] = &mut self.cold;

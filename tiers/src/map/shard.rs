@@ -296,6 +296,31 @@ impl Shard {
         entries.flat_map(|entry| entry.tiers().map(|tier| (entry.key, tier))).collect()
     }
 
+    /// Appends the last use of what `tier` has among `count` entries from place `from` on; places
+    /// beyond the last one are those from the first one on.
+    pub(crate) fn ages_on(&self, tier: Tier, from: usize, count: usize, ages: &mut Vec<u64>) {
+        let from = from % self.slab.len().max(1);
+        let (before, after) = self.slab.split_at_checked(from).unwrap_or_default();
+        let sampled = after.iter().chain(before).take(count).flatten();
+        ages.extend(sampled.filter(|e| e.cold(tier).is_some()).map(|entry| entry.age));
+    }
+
+    /// Appends what is in dram and not on `tier` among `count` entries from place `from` on, and
+    /// whether it has been read. Returns the next place; `None` at the end.
+    pub(crate) fn lacking(
+        &self,
+        tier: Tier,
+        from: usize,
+        count: usize,
+        found: &mut Vec<(BlockKey, bool)>,
+    ) -> Option<usize> {
+        let places = self.slab.get(from..).unwrap_or_default().iter().take(count);
+        let lacking = places.flatten().filter(|e| e.payload.is_some() && e.cold(tier).is_none());
+        found.extend(lacking.map(|entry| (entry.key, entry.context == 0)));
+        let next = from.saturating_add(count);
+        (next < self.slab.len()).then_some(next)
+    }
+
     /// All entries.
     #[cfg(test)]
     pub(crate) fn entries(&self) -> impl Iterator<Item = (EntryId, &Entry)> {

@@ -12,10 +12,12 @@ use std::{
 /// The unit of direct I/O, and of everything in a segment: every disk of today accepts it.
 pub const PAGE_BYTES: usize = 4096;
 
-/// An owned, zeroed, page-aligned buffer of whole pages; may be empty.
+/// An owned, page-aligned buffer of whole pages, zeroed when it is made; may be empty.
 pub struct AlignedBuf {
     start: NonNull<u8>,
+    /// At most `allocated`.
     len: usize,
+    allocated: usize,
 }
 
 // SAFETY: the buffer is owned memory without any tie to a thread.
@@ -29,13 +31,25 @@ impl AlignedBuf {
     pub fn zeroed(len: usize) -> Self {
         let len = len.next_multiple_of(PAGE_BYTES);
         if len == 0 {
-            return Self { start: NonNull::dangling(), len };
+            return Self { start: NonNull::dangling(), len, allocated: len };
         }
         let layout = Self::layout(len);
         // SAFETY: the layout is not empty.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Self { start, len }
+        Self { start, len, allocated: len }
+    }
+
+    /// Shows only the first `len` bytes, rounded up to whole pages, of what was allocated; all of it
+    /// if that is less. What is in them stays.
+    pub fn resize_within(&mut self, len: usize) {
+        self.len = len.next_multiple_of(PAGE_BYTES).min(self.allocated);
+    }
+
+    /// Bytes that were allocated.
+    #[must_use]
+    pub fn allocated(&self) -> usize {
+        self.allocated
     }
 
     fn layout(len: usize) -> Layout {
@@ -49,9 +63,9 @@ impl AlignedBuf {
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
-        if self.len > 0 {
+        if self.allocated > 0 {
             // SAFETY: allocated in `zeroed` with this very layout, and freed once.
-            unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) }
+            unsafe { dealloc(self.start.as_ptr(), Self::layout(self.allocated)) }
         }
     }
 }
@@ -60,7 +74,8 @@ impl Deref for AlignedBuf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `len` initialised bytes that are ours; dangling only when there are none.
+        // SAFETY: `len` is at most `allocated`, initialised bytes that are ours; dangling only when
+        // there are none.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -91,6 +106,10 @@ mod tests {
             assert!(len == 0 || buffer.as_ptr().addr().is_multiple_of(PAGE_BYTES));
             buffer.fill(7);
             assert!(buffer.iter().all(|byte| *byte == 7));
+            buffer.resize_within(1);
+            assert_eq!(buffer.len(), len.min(PAGE_BYTES));
+            buffer.resize_within(usize::MAX - PAGE_BYTES);
+            assert_eq!((buffer.len(), buffer.allocated()), (len, len));
         }
     }
 }

@@ -3,11 +3,13 @@
 use std::{
     collections::{HashMap, VecDeque},
     io,
+    sync::Arc,
+    task::Poll,
 };
 
 use super::{
     OpLabel, RejectLabel,
-    aligned::PAGE_BYTES,
+    aligned::{AlignedBuf, PAGE_BYTES},
     chunks::Chunks,
     device::{SegmentId, SyncPoint, write_full},
     format::{Entry, Kind, Place, RecordHeader, SegmentHeader, Shape, Tombstone, checksum},
@@ -22,9 +24,14 @@ use crate::{
     map::Checksums,
     namespace::NamespaceId,
 };
-use futures_util::future::join_all;
+use futures_util::{StreamExt, poll, stream::FuturesUnordered};
 
 const PAGE: u64 = PAGE_BYTES as u64;
+/// Writes under way at once, when somebody waits for them and when nobody does: as many as it takes
+/// to keep a disk busy, and few enough to leave it to reads.
+const WRITES_URGENT: usize = 4;
+/// See [`WRITES_URGENT`].
+const WRITES_BACKGROUND: usize = 2;
 /// Changes that the index may have refused before writing ends: 10 MiB of memory, and more than any
 /// group has.
 const UNINDEXED_MAX: usize = 65_536;
@@ -259,6 +266,7 @@ impl Writer {
         applied
     }
 
+    /// Encodes a group and writes it, the one beside the other.
     async fn write_pages(
         &mut self,
         id: SegmentId,
@@ -267,6 +275,7 @@ impl Writer {
         urgent: bool,
     ) -> io::Result<()> {
         let mut chunks = Chunks::of(group.end - group.start);
+        let mut full = Vec::new();
         if group.start == 0 {
             let header = SegmentHeader {
                 segment: id,
@@ -276,31 +285,43 @@ impl Writer {
             };
             let mut page = [0; PAGE_BYTES];
             header.encode(&mut page);
-            chunks.push(&page);
+            chunks.push(&page, &mut self.buffers, &mut full);
         }
+        let core = Arc::clone(&self.core);
+        let mut writes = FuturesUnordered::new();
+        let (mut at, most) = (group.start, if urgent { WRITES_URGENT } else { WRITES_BACKGROUND });
         for placed in &group.placed {
-            let payload = placed.item.bytes.as_ref();
-            placed.header.encode(payload, &mut |bytes| chunks.push(bytes));
-        }
-        let mut at = group.start;
-        let mut writes = Vec::new();
-        for chunk in chunks.finish() {
-            let len = u64::try_from(chunk.len()).unwrap_or(0);
-            let device = self.core.device.as_ref();
-            let write = write_full(device, id, at, chunk);
-            at += len;
-            if urgent {
-                writes.push(write);
-            } else {
-                self.core.reads.give_way(GIVE_WAY_MAX).await;
-                write.await.1?;
+            let (buffers, payload) = (&mut self.buffers, placed.item.bytes.as_ref());
+            placed.header.encode(payload, &mut |bytes| chunks.push(bytes, buffers, &mut full));
+            for chunk in full.drain(..) {
+                while writes.len() >= most {
+                    self.written(writes.next().await)?;
+                }
+                if !urgent {
+                    core.reads.give_way(GIVE_WAY_MAX).await;
+                }
+                let len = u64::try_from(chunk.len()).unwrap_or(0);
+                writes.push(write_full(core.device.as_ref(), id, at, chunk));
+                at += len;
+                // A write begins when it is first polled; the next is encoded meanwhile.
+                if let Poll::Ready(done) = poll!(writes.next()) {
+                    self.written(done)?;
+                }
             }
         }
-        for (_, written) in join_all(writes).await {
-            written?;
+        while !writes.is_empty() {
+            self.written(writes.next().await)?;
         }
+        debug_assert!(chunks.is_complete(), "fewer bytes than were announced");
         self.budget.spend(group.end - group.start);
         Ok(())
+    }
+
+    /// Takes the buffer of a write back.
+    fn written(&mut self, done: Option<(AlignedBuf, io::Result<()>)>) -> io::Result<()> {
+        let Some((buffer, written)) = done else { return Ok(()) };
+        self.buffers.give(buffer);
+        written
     }
 
     /// Makes a group readable.

@@ -147,9 +147,10 @@ pub type Moved<B> = BoxFuture<'static, (B, io::Result<usize>)>;
 /// Offsets and lengths are multiples of [`PAGE_BYTES`], and buffers start at a page. Reads and writes
 /// may move less than was asked for ([`read_full`] and [`write_full`] go on behind it); 0 bytes read
 /// is the end of the file. An operation begins when its turn comes, not before its future is polled;
-/// once it has begun, dropping the future leaves it running to its end. Only `read`, `write` and `sync` may wait for the disk
-/// without holding a thread of the caller; all else is short and blocking. After an error the device
-/// stays usable, unless the error says otherwise. Dropping the device waits for nothing.
+/// once it has begun, dropping the future leaves it running to its end. Only `read`, `write` and
+/// `sync` may wait for the disk without holding a thread of the caller; all else is short and
+/// blocking. After an error the device stays usable, unless the error says otherwise. Dropping the
+/// device waits for nothing.
 pub trait Device: Debug + Send + Sync + 'static {
     /// Name of the engine, for logs and metrics: `io_uring`, `pread`, ...
     fn name(&self) -> &'static str;
@@ -243,8 +244,8 @@ pub fn open(directory: &Path, engine: Engine) -> io::Result<Arc<dyn Device>> {
     if let (Engine::Uring, Some(error)) = (engine, &refusal) {
         let what = format!(
             "io_uring is asked for but refused ({error}): permit it (kernel 5.6 or later, sysctl \
-             kernel.io_uring_disabled=0, a seccomp profile that allows io_uring_setup and \
-             io_uring_enter) or choose the engine auto or pread"
+             kernel.io_uring_disabled=0, a seccomp profile that allows io_uring_setup, \
+             io_uring_enter and io_uring_register) or choose the engine auto or pread"
         );
         return Err(io::Error::new(error.kind(), what));
     }

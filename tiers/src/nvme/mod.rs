@@ -42,6 +42,7 @@ mod scan;
 mod seal;
 mod segments;
 mod state;
+mod turn;
 mod uring;
 pub mod verify;
 mod writer;
@@ -271,12 +272,17 @@ impl BlockStore for NvmeStore {
         })
     }
 
+    fn shed(&self) {
+        self.core.shed.notify_one();
+    }
+
     fn usage(&self) -> StoreUsage {
         let totals = self.core.segments.totals();
         StoreUsage {
             capacity_bytes: self.core.config.capacity_bytes,
             used_bytes: totals.data_bytes,
             blocks: totals.live_blocks,
+            evicted_blocks: self.core.metrics.reclaimed_blocks.get(),
         }
     }
 

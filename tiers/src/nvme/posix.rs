@@ -143,6 +143,12 @@ impl PosixFiles {
     /// See [`Device::create`](super::device::Device::create).
     pub(super) fn create(&self, segment: SegmentId, bytes: u64) -> io::Result<()> {
         let what = || format!("create {segment:?} of {bytes} bytes");
+        // Asked first: an allocation that fails half way has filled the disk for everybody else
+        // until it is given back, and a privileged process would also take what is kept in reserve.
+        if self.file_system()?.available_bytes < bytes {
+            let what = format!("{}: {}", what(), Errno::NOSPC);
+            return Err(io::Error::new(ErrorKind::StorageFull, what));
+        }
         let name = file_name(segment);
         let file = self
             .open_file(&name, OFlags::CREATE | OFlags::EXCL)
@@ -190,23 +196,25 @@ impl PosixFiles {
     }
 
     /// See [`Device::space`](super::device::Device::space).
-    ///
-    /// # Blocking
-    /// Looks at every segment file: some microseconds for each.
     pub(super) fn space(&self) -> io::Result<Space> {
+        let mut space = self.file_system()?;
+        self.each_file(|_, stat| {
+            let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
+            space.allocated_bytes += blocks * STAT_BLOCK_BYTES;
+        })?;
+        Ok(space)
+    }
+
+    /// How full the file system is, without a look at the segments.
+    fn file_system(&self) -> io::Result<Space> {
         let StatVfs { f_frsize, f_blocks, f_bavail, .. } = retry_on_intr(|| {
             fstatvfs(&self.directory)
         })
         .map_err(|errno| failed(&format!("ask {} for its space", self.path.display()), errno))?;
-        let mut allocated_bytes = 0_u64;
-        self.each_file(|_, stat| {
-            let blocks = u64::try_from(stat.st_blocks).unwrap_or(0);
-            allocated_bytes = allocated_bytes.saturating_add(blocks * STAT_BLOCK_BYTES);
-        })?;
         Ok(Space {
             total_bytes: f_blocks.saturating_mul(f_frsize),
             available_bytes: f_bavail.saturating_mul(f_frsize),
-            allocated_bytes,
+            allocated_bytes: 0,
         })
     }
 }
@@ -298,15 +306,20 @@ mod tests {
     }
 
     #[test]
-    fn a_creation_that_finds_no_space_leaves_no_trace() {
+    fn a_creation_that_fails_leaves_no_trace() {
         let directory = tempfile::tempdir().unwrap();
         let files = PosixFiles::open(directory.path()).unwrap();
-        let before = files.space().unwrap();
-        let error = files.create(SegmentId(1), before.total_bytes * 2).unwrap_err();
-        let expected = [ErrorKind::StorageFull, ErrorKind::FileTooLarge];
-        assert!(expected.contains(&error.kind()), "{error}");
-        assert_eq!(files.list().unwrap(), []);
-        assert_eq!(files.space().unwrap().allocated_bytes, 0);
+        let too_much = files.space().unwrap().total_bytes;
+        // Refused before, and refused by the file system: an allocation of nothing is an error.
+        let cases = [(too_much, ErrorKind::StorageFull), (0, ErrorKind::InvalidInput)];
+        for (bytes, kind) in cases {
+            let error = files.create(SegmentId(1), bytes).unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains("create segment 1"), "{error}");
+            assert_eq!(files.list().unwrap(), []);
+            assert_eq!(files.space().unwrap().allocated_bytes, 0);
+            assert!(files.cached(SegmentId(1)).is_none());
+        }
     }
 
     #[test]

@@ -21,6 +21,7 @@ use super::{
     aligned::AlignedBuf,
     device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
     posix::{MOVE_BYTES_MAX, PosixFiles, failed},
+    turn::turn,
 };
 use crate::store::BoxFuture;
 
@@ -53,7 +54,7 @@ impl Pool {
         &self,
         work: impl FnOnce(&PosixFiles) -> T + Send + 'static,
     ) -> Option<T> {
-        let turn = Arc::clone(&self.turns).acquire_owned().await.ok()?;
+        let turn = turn(&self.turns).await?;
         let (done, outcome) = oneshot::channel();
         {
             let mut queue = self.queue.lock();
@@ -235,4 +236,82 @@ fn write_now(
 
 fn gone() -> io::Error {
     io::Error::other("use an nvme device that is closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, task::Poll};
+
+    use super::*;
+    use crate::nvme::device::read_full;
+
+    /// A device whose threads all hang until the sender is dropped, and what waits for them.
+    async fn hung(
+        files: Arc<PosixFiles>,
+    ) -> (PreadDevice, mpsc::Sender<()>, Vec<BoxFuture<'static, ()>>) {
+        let device = PreadDevice::new(files).unwrap();
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let mut waiting: Vec<BoxFuture<'static, ()>> = Vec::new();
+        for _ in 0..THREADS {
+            let (pool, released) = (Arc::clone(&device.pool), Arc::clone(&released));
+            let mut hanging: BoxFuture<'static, ()> = Box::pin(async move {
+                let hang = move |_: &PosixFiles| assert!(released.lock().recv().is_err());
+                pool.run(hang).await.unwrap();
+            });
+            assert!(is_pending(&mut hanging).await);
+            waiting.push(hanging);
+        }
+        (device, release, waiting)
+    }
+
+    async fn is_pending<T>(future: &mut BoxFuture<'static, T>) -> bool {
+        std::future::poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending()))
+            .await
+    }
+
+    #[tokio::test]
+    async fn a_hung_pool_hangs_nobody_at_the_end_and_finishes_what_it_took() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = PosixFiles::open(directory.path()).unwrap();
+        let (device, release, waiting) = hung(Arc::clone(&files)).await;
+        device.create(SegmentId(1), 4096).unwrap();
+        let mut read = device.read(SegmentId(1), 0, Landing::new(AlignedBuf::zeroed(4096), None));
+        assert!(is_pending(&mut read).await);
+        drop(device);
+        assert!(is_pending(&mut read).await);
+        // Another one in the same place is not concerned.
+        let other = PreadDevice::new(files).unwrap();
+        let landing = Landing::new(AlignedBuf::zeroed(4096), None);
+        read_full(&other, SegmentId(1), 0, landing).await.1.unwrap();
+        drop(release);
+        assert_eq!(read.await.1.unwrap(), 4096);
+        for hanging in waiting {
+            hanging.await;
+        }
+    }
+
+    #[tokio::test]
+    async fn no_more_are_queued_than_may_be() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = PosixFiles::open(directory.path()).unwrap();
+        let (device, release, waiting) = hung(files).await;
+        device.create(SegmentId(1), 4096).unwrap();
+        let mut syncs = Vec::new();
+        for _ in 0..OPERATIONS_MAX * 2 {
+            let mut sync = device.sync(SegmentId(1), SyncPoint::Records);
+            assert!(is_pending(&mut sync).await);
+            syncs.push(sync);
+        }
+        assert!(device.pool.queue.lock().jobs.len() <= OPERATIONS_MAX);
+        assert_eq!(device.pool.turns.available_permits(), 0);
+        drop(release);
+        for sync in syncs {
+            sync.await.unwrap();
+        }
+        for hanging in waiting {
+            hanging.await;
+        }
+        assert_eq!(device.pool.turns.available_permits(), OPERATIONS_MAX);
+    }
 }

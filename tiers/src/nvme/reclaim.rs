@@ -354,22 +354,30 @@ impl Writer {
         scanner.read_record(true).await
     }
 
-    /// Event and map, then the index. The map is told of all that was ever there: it knows best
-    /// what it has here.
+    /// Event and map, then the index. What the index cannot tell leaves as well.
     fn let_go(&mut self, victim: &Victim) {
         let blocks = victim.entries.iter().filter(|entry| entry.kind == Kind::Block);
         let mut leaving: Vec<Wanted> = blocks.map(|entry| wanted(victim.id, entry)).collect();
         if !victim.whole {
             leaving.extend(self.indexed_in(victim.id));
         }
+        let mut unknown = 0;
+        leaving.retain(|block| {
+            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            match self.look_up(&key) {
+                Ok(current) => {
+                    current.and_then(|(place, _)| place.location()) == Some(block.location)
+                }
+                Err(_error) => {
+                    unknown += 1;
+                    true
+                }
+            }
+        });
+        self.core.metrics.errors(OpLabel::Index).inc_by(unknown);
         if let Some(above) = self.core.above() {
             above.leaving(Tier::Nvme, &leaving);
         }
-        leaving.retain(|block| {
-            let key = IndexKey { namespace: block.namespace, hash: block.hash };
-            let current = self.current(&key).and_then(|(place, _)| place.location());
-            current == Some(block.location)
-        });
         let removed = leaving
             .iter()
             .map(|block| Change::Remove(IndexKey { namespace: block.namespace, hash: block.hash }));

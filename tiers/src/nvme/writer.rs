@@ -4,7 +4,7 @@
 //! cost what one large one does. Whoever must not be kept waiting (a durable put, a removal) goes at
 //! once; others wait a moment for company.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, io, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -13,6 +13,7 @@ use tokio::{
 
 use super::{
     Core, QUEUE_OPS_MAX, Recovered,
+    chunks::Buffers,
     device::SegmentId,
     format::{Place, Tombstone},
     index::{Change, IndexEntry, IndexKey},
@@ -28,8 +29,8 @@ use crate::{
     store::{Outgoing, Urgency, Wanted},
 };
 
-/// The most payload taken into one group, in bytes: it is copied once, and answered together.
-pub(super) const GROUP_BYTES_MAX: u64 = 16 << 20;
+/// The most taken into one group, in bytes: all of it is answered together, after one sync.
+pub(super) const GROUP_BYTES_MAX: u64 = 32 << 20;
 /// A group that is smaller waits for more.
 const GROUP_BYTES_MIN: u64 = 2 << 20;
 /// How long it waits.
@@ -68,6 +69,7 @@ pub struct Writer {
     pub(super) owed: Vec<Tombstone>,
     /// A segment is being reclaimed: making room does not make room.
     pub(super) reclaiming: bool,
+    pub(super) buffers: Buffers,
 }
 
 /// Operations taken from the queue.
@@ -101,6 +103,7 @@ impl Writer {
             unindexed: Vec::new(),
             owed: Vec::new(),
             reclaiming: false,
+            buffers: Buffers::default(),
         }
     }
 
@@ -118,7 +121,6 @@ impl Writer {
             let core = Arc::clone(&self.core);
             let op = tokio::select! {
                 biased;
-                op = self.queue.recv() => op,
                 () = core.shed.notified() => {
                     self.shed().await;
                     continue;
@@ -127,6 +129,7 @@ impl Writer {
                     self.drop_lost();
                     continue;
                 }
+                op = self.queue.recv() => op,
             };
             let Some(op) = op else { break };
             let mut taken = Taken::default();
@@ -215,22 +218,25 @@ impl Writer {
 
     /// The current place of a block, as the index has it, or will have it.
     pub(super) fn current(&self, key: &IndexKey) -> Option<(Place, u64)> {
+        self.look_up(key).unwrap_or_else(|error| {
+            tracing::warn!(%error, "nvme index cannot be read");
+            self.core.metrics.errors(super::OpLabel::Index).inc();
+            None
+        })
+    }
+
+    /// As [`current`](Self::current), for whom it matters that nothing is known.
+    pub(super) fn look_up(&self, key: &IndexKey) -> io::Result<Option<(Place, u64)>> {
         let place = |entry: &IndexEntry| (Place::of(entry.location), bytes_of(entry));
         for change in self.unindexed.iter().rev() {
             match change {
-                Change::Put(other, entry) if other == key => return Some(place(entry)),
-                Change::Remove(other) if other == key => return None,
+                Change::Put(other, entry) if other == key => return Ok(Some(place(entry))),
+                Change::Remove(other) if other == key => return Ok(None),
                 _ => {}
             }
         }
-        match self.core.index.get(key) {
-            Ok(entry) => entry.as_ref().map(place),
-            Err(error) => {
-                tracing::warn!(%error, "nvme index cannot be read");
-                self.core.metrics.errors(super::OpLabel::Index).inc();
-                None
-            }
-        }
+        let entry = self.core.index.get(key)?;
+        Ok(entry.as_ref().map(place))
     }
 
     /// A number that no other segment has had, and a generation.

@@ -15,12 +15,15 @@ use crate::{
     checksum::part_checksum,
     dram::{BlockWriter, Payload, seal, slot_bytes},
     error::Result,
-    map::{Checksums, Hashed, Location, Map, removed, stored},
+    map::{Checksums, Hashed, Location, Map, stored},
     metrics::EvictReason,
     namespace::Namespace,
-    store::{BlockStore, Load, Outgoing, Wanted},
+    store::{BlockStore, Load, Wanted},
     tier::Tier,
 };
+
+/// Places at which a block is looked for on one tier: one that is moved again and again is not read.
+const PLACES_MAX: usize = 3;
 
 /// A readable block. Its memory stays as it is while this exists.
 #[derive(Debug, Clone)]
@@ -100,6 +103,13 @@ pub enum Fetch {
     Miss,
 }
 
+/// A copy on a colder tier, as the map knows it.
+struct ColdCopy {
+    location: Location,
+    len: u32,
+    checksums: Checksums,
+}
+
 /// What the map says of a block that is to be read.
 pub(super) enum Read {
     Dram(Block),
@@ -126,6 +136,11 @@ impl SingleFlight {
         }
     }
 
+    /// Somebody is loading the block, or waits to.
+    pub(super) fn has(&self, key: BlockKey) -> bool {
+        self.0.lock().contains_key(&key)
+    }
+
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.0.lock().len()
@@ -134,19 +149,19 @@ impl SingleFlight {
 
 /// Leaves a flight when dropped, also when the load was cancelled. It has the only reference of its
 /// reader, so that the last one to leave finds none but that of the table.
-struct Flight<'a> {
+pub(super) struct Flight<'a> {
     flights: &'a SingleFlight,
     key: BlockKey,
     flight: Option<Arc<tokio::sync::Mutex<()>>>,
 }
 
 impl<'a> Flight<'a> {
-    fn join(flights: &'a SingleFlight, key: BlockKey) -> Self {
+    pub(super) fn join(flights: &'a SingleFlight, key: BlockKey) -> Self {
         Self { flights, key, flight: Some(flights.join(key)) }
     }
 
     /// Waits for the turn of this reader.
-    async fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    pub(super) async fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         match &self.flight {
             Some(flight) => Some(flight.lock().await),
             None => None,
@@ -250,41 +265,58 @@ impl Shared {
     ) -> Fetch {
         let mut worst = Fetch::Miss;
         for store in &self.cold {
-            let found = self.map.with(at, |shard| {
-                let id = shard.find(at)?;
-                let entry = shard.get_mut(id)?;
-                let location = (*entry.cold_mut(store.tier())?)?;
-                Some((location, entry.len, entry.checksums.clone()))
-            });
-            let Some((location, len, checksums)) = found else { continue };
-            let slot = slot_bytes(len, namespace.layout().is_opaque());
-            let Some(mut room) = self.make_room(slot, &[len], 0) else { return Fetch::Busy };
-            let Some(writer) = room.pop() else { return Fetch::Busy };
-            let started = Instant::now();
-            match self.load_from(store.as_ref(), namespace, at, location, (writer, deadline)).await
-            {
-                Ok(payload) => {
-                    let tier = store.tier();
-                    let block =
-                        Block { namespace: Arc::clone(namespace), payload, checksums, tier };
-                    if !block.is_right(&at.key.hash, &[]) {
-                        self.metrics.corrupt(tier).inc();
-                        self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
-                        let forgotten = self.forget(store.as_ref(), namespace, at, location);
-                        if timeout_at(deadline, forgotten).await.is_err() {
-                            return Fetch::Timeout;
-                        }
-                        worst = Fetch::Corrupt;
-                        continue;
-                    }
-                    self.costs.record(tier, u64::from(len), started.elapsed());
-                    self.promote(at, slot, &block);
-                    return Fetch::Hit(block);
+            let mut tried = None;
+            for _ in 0..PLACES_MAX {
+                // Not there, but somewhere else by now: the tier has moved it.
+                let copy = self.cold_copy(store.tier(), at);
+                let Some(copy) = copy.filter(|copy| tried != Some(copy.location)) else { break };
+                tried = Some(copy.location);
+                match self.load_copy(store.as_ref(), namespace, (at, &copy), deadline).await {
+                    Fetch::Hit(block) => return Fetch::Hit(block),
+                    outcome => worst = outcome,
                 }
-                Err(outcome) => worst = outcome,
             }
         }
         worst
+    }
+
+    fn cold_copy(&self, tier: Tier, at: Hashed) -> Option<ColdCopy> {
+        self.map.with(at, |shard| {
+            let entry = shard.entry(at)?;
+            let location = entry.cold(tier)?;
+            Some(ColdCopy { location, len: entry.len, checksums: entry.checksums.clone() })
+        })
+    }
+
+    /// Loads one copy into dram and verifies it.
+    async fn load_copy(
+        &self,
+        store: &dyn BlockStore,
+        namespace: &Arc<Namespace>,
+        (at, copy): (Hashed, &ColdCopy),
+        deadline: Instant,
+    ) -> Fetch {
+        let slot = slot_bytes(copy.len, namespace.layout().is_opaque());
+        let Some(mut room) = self.make_room(slot, &[copy.len], 0) else { return Fetch::Busy };
+        let Some(writer) = room.pop() else { return Fetch::Busy };
+        let read = self.load_from(store, namespace, at, copy.location, (writer, deadline));
+        let payload = match read.await {
+            Ok(payload) => payload,
+            Err(outcome) => return outcome,
+        };
+        let (tier, checksums) = (store.tier(), copy.checksums.clone());
+        let block = Block { namespace: Arc::clone(namespace), payload, checksums, tier };
+        if block.is_right(&at.key.hash, &[]) {
+            self.promote(at, slot, &block);
+            return Fetch::Hit(block);
+        }
+        self.metrics.corrupt(tier).inc();
+        self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
+        let forgotten = self.forget(store, namespace, at, copy.location);
+        match timeout_at(deadline, forgotten).await {
+            Ok(()) => Fetch::Corrupt,
+            Err(_elapsed) => Fetch::Timeout,
+        }
     }
 
     /// Reads one block from one tier, within the deadline.
@@ -298,6 +330,7 @@ impl Shared {
     ) -> Result<Payload, Fetch> {
         let wanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
         let len = u32::try_from(writer.len()).unwrap_or(u32::MAX);
+        let _queued = self.costs.queue(store.tier(), u64::from(len));
         match timeout_at(deadline, store.get(wanted, writer)).await {
             Ok(Ok(Load::Hit(writer))) => seal(vec![writer], len).map_err(|_lost| Fetch::Miss),
             Ok(Ok(Load::Busy(_))) => Err(Fetch::Busy),
@@ -337,29 +370,6 @@ impl Shared {
         });
     }
 
-    /// Drops what a colder tier no longer has.
-    fn drop_location(&self, tier: Tier, at: Hashed, location: Location) {
-        let gone = self.map.with(at, |shard| {
-            let id = shard.find(at)?;
-            let place = shard.get_mut(id)?.cold_mut(tier)?;
-            if *place != Some(location) {
-                return None;
-            }
-            *place = None;
-            shard.push(removed(at.key, tier));
-            let entry = shard.get(id)?;
-            if entry.hottest().is_some() || entry.staging.is_some() {
-                None
-            } else {
-                shard.remove(at)
-            }
-        });
-        if let Some(entry) = gone {
-            self.map.count(false);
-            self.count_gone(at.key.namespace, entry.len);
-        }
-    }
-
     /// Quarantines a colder copy: out of the map first, then off the tier.
     async fn forget(
         &self,
@@ -373,59 +383,6 @@ impl Shared {
         if let Err(error) = store.remove(&[wanted]).await {
             tracing::warn!(%error, tier = store.tier().name(), "damaged block stays on its tier");
         }
-    }
-
-    /// Copies a dram block to a colder tier.
-    pub(super) async fn demote(
-        &self,
-        namespace: &Arc<Namespace>,
-        hash: BlockHash,
-        tier: Tier,
-    ) -> Result<bool> {
-        let Some(store) = self.cold.iter().find(|store| store.tier() == tier) else {
-            return Ok(false);
-        };
-        let at = self.map.hashed(namespace.index(), hash);
-        // One at a time for each block: a second copy would be on the tier and in no map.
-        let flight = Flight::join(&self.demotions, at.key);
-        let _turn = flight.turn().await;
-        let block = self.map.with(at, |shard| {
-            let entry = shard.get_mut(shard.find(at)?)?;
-            let is_there = entry.cold_mut(tier).is_some_and(|place| place.is_some());
-            Some((entry.payload.clone()?, entry.checksums.clone(), is_there))
-        });
-        let Some((payload, checksums, is_there)) = block else { return Ok(false) };
-        if is_there {
-            return Ok(true);
-        }
-        let outgoing = Outgoing {
-            namespace: Arc::clone(namespace),
-            hash,
-            payload,
-            checksums,
-            urgency: crate::store::Urgency::Background,
-            reused: false,
-        };
-        let payload = outgoing.payload.clone();
-        let location = store.put(outgoing).await?;
-        let kept = self.map.with(at, |shard| {
-            let Some(entry) = shard.find(at).and_then(|id| shard.get_mut(id)) else { return false };
-            // Removed and put again meanwhile: the copy is not of what is here now.
-            if !entry.payload.as_ref().is_some_and(|now| now.is_same(&payload)) {
-                return false;
-            }
-            let Some(place) = entry.cold_mut(tier) else { return false };
-            *place = Some(location);
-            shard.push(stored(at.key, tier));
-            true
-        });
-        if kept {
-            self.metrics.stored(tier).inc();
-        } else {
-            let unwanted = Wanted { namespace: *namespace.id(), hash, location };
-            store.remove(&[unwanted]).await?;
-        }
-        Ok(kept)
     }
 }
 

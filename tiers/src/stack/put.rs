@@ -80,6 +80,8 @@ struct Position {
     len: u32,
     /// Offered parts that are not done yet; 0 when the position is settled.
     left: u32,
+    /// This batch has made it readable.
+    readable: bool,
 }
 
 /// An open put. Dropping it gives up what it did not complete.
@@ -168,7 +170,7 @@ impl PutBatch {
             Claim::Wanted => u32::try_from(self.parts.len()).unwrap_or(u32::MAX),
             Claim::Duplicate | Claim::Differs | Claim::Pending | Claim::Refused => 0,
         };
-        self.positions.push(Position { at, len, left });
+        self.positions.push(Position { at, len, left, readable: false });
         self.claims.push(claim);
     }
 
@@ -360,6 +362,7 @@ impl PutBatch {
     fn part_done(&mut self, slot: (u32, u32), outcome: PutOutcome) -> Option<PutOutcome> {
         let position = self.positions.get_mut(usize::try_from(slot.0).ok()?)?;
         position.left = position.left.saturating_sub(1);
+        position.readable |= outcome == PutOutcome::Stored;
         if position.left > 0 {
             self.done.insert(slot);
             return None;
@@ -470,13 +473,9 @@ impl PutBatch {
     /// Ends the batch: what it stored is touched tail first, what is still open is given up.
     pub fn finish(mut self) {
         if std::mem::take(&mut self.stored) {
-            let keys: Vec<Hashed> = self.positions.iter().map(|position| position.at).collect();
-            let wanted = self.claims.iter().map(|claim| *claim == Claim::Wanted);
-            let keys: Vec<Hashed> = keys
-                .into_iter()
-                .zip(wanted)
-                .filter_map(|(at, wanted)| wanted.then_some(at))
-                .collect();
+            let both = self.positions.iter().zip(&self.claims);
+            let wanted = both.filter(|(_, claim)| **claim == Claim::Wanted);
+            let keys: Vec<Hashed> = wanted.map(|(position, _)| position.at).collect();
             self.shared.touch_keys(&keys);
         }
     }
@@ -491,5 +490,8 @@ impl Drop for PutBatch {
             }
         }
         self.shared.contexts.let_go(self.context, 0);
+        // In chain order: a run of a prefix should lie together on nvme, too.
+        let readable = self.positions.iter().filter(|position| position.readable);
+        self.shared.demote_later(readable.map(|position| position.at));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use super::{ContextId, Shared};
 use crate::{
     dram::{BlockWriter, Candidate},
-    limits::SHARDS,
+    limits::{INDEX_FREE_DIVISOR, SHARDS},
     map::{Entry, Evicted, Map, Shard},
     metrics::EvictReason,
 };
@@ -59,11 +59,15 @@ impl Shared {
 
     /// Makes the map smaller by one block if it is full.
     ///
-    /// False: everything is pinned or on a colder tier, whose copy would be lost with its entry; or
-    /// `context` has taken its share, for which an entry counts as the part of dram that it stands
-    /// for.
+    /// False: everything is pinned or on a colder tier, which is asked to shed (a copy must not be lost
+    /// with its entry); or `context` has taken its share, for which an entry counts as the part of
+    /// dram that it stands for.
     pub(crate) fn make_index_room(&self, context: ContextId) -> bool {
-        if self.map.len() < self.index_blocks_max {
+        let len = self.map.len();
+        if self.index_blocks_max.saturating_sub(len) <= self.index_blocks_max / INDEX_FREE_DIVISOR {
+            self.shed(len);
+        }
+        if len < self.index_blocks_max {
             return true;
         }
         let entries = u64::try_from(self.index_blocks_max).unwrap_or(u64::MAX);
@@ -74,10 +78,23 @@ impl Shared {
         let now = self.map.ages(1);
         let evict = |shard| self.map.with_shard(shard, |shard| shard.evict_entry(now)).flatten();
         let coldest = self.map.coldest(None).and_then(|(_, shard)| evict(shard));
-        let Some(evicted) = coldest.or_else(|| (0..SHARDS).find_map(evict)) else { return false };
+        let Some(evicted) = coldest.or_else(|| (0..SHARDS).find_map(evict)) else {
+            self.cold.iter().for_each(|store| store.shed());
+            return false;
+        };
         self.contexts.took(context, share.max(evicted.slot_bytes()));
         self.settle(&evicted, EvictReason::Index);
         true
+    }
+
+    /// Asks the colder tiers to shed, if it is their blocks that fill the map. Blocks of dram would
+    /// make way before they are copied, while the coldest of all stay.
+    fn shed(&self, len: usize) {
+        // Relaxed: an estimate.
+        let in_dram = usize::try_from(self.dram_blocks.load(Ordering::Relaxed)).unwrap_or(len);
+        if len.saturating_sub(in_dram) > self.index_blocks_max / INDEX_FREE_DIVISOR {
+            self.cold.iter().for_each(|store| store.shed());
+        }
     }
 
     /// Frees memory for a block of `slot_bytes`: its own size's coldest block, or another size's
@@ -179,6 +196,12 @@ impl Shared {
         self.count_evicted(payload, reason);
         if evicted.gone {
             self.count_gone(evicted.key.namespace, evicted.len);
+            match reason {
+                EvictReason::Capacity | EvictReason::Reclaim | EvictReason::Index => {
+                    self.metrics.evicted_only_copy.inc();
+                }
+                EvictReason::Removed | EvictReason::Corrupt => {}
+            }
         }
     }
 

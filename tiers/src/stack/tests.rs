@@ -1,6 +1,8 @@
 //! Stories about one stack. Each block's bytes are made from its number, so any read can be checked.
 
+mod above;
 mod chaos;
+mod clean;
 mod cold;
 mod eviction;
 mod putting;

@@ -5,6 +5,8 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use futures_util::future::join_all;
+
 use super::Shared;
 use crate::{
     block::{BlockHash, Hashes},
@@ -77,6 +79,8 @@ pub struct Usage {
     pub duplicate_differs: u64,
     /// Blocks that failed verification since the start.
     pub corrupt: u64,
+    /// Blocks that wait to be copied to nvme.
+    pub demote_queue_blocks: u64,
     /// Extents that went from one slot size to another since the start.
     pub reclaimed_extents: u64,
 }
@@ -129,13 +133,15 @@ impl Shared {
             }
             colder.add(namespace, &entry);
         }
-        for (tier, blocks) in colder.0 {
-            let Some(store) = self.cold.iter().find(|store| store.tier() == tier) else { continue };
+        // All at once: a removal that has begun completes, also when nobody waits for it any more.
+        let removals = colder.0.into_iter().map(async |(tier, blocks)| {
+            let Some(store) = self.store(tier) else { return };
             if let Err(error) = store.remove(&blocks).await {
                 let blocks = blocks.len();
                 tracing::warn!(%error, tier = tier.name(), blocks, "removed blocks stay on their tier");
             }
-        }
+        });
+        join_all(removals).await;
         count
     }
 
@@ -228,6 +234,7 @@ impl Shared {
             index_bytes: u64::try_from(self.map.allocated_bytes()).unwrap_or(u64::MAX),
             duplicate_differs: self.metrics.duplicate_differs.get(),
             corrupt: self.corrupt_blocks.load(Ordering::Relaxed),
+            demote_queue_blocks: u64::try_from(self.cleaner.len()).unwrap_or(u64::MAX),
             reclaimed_extents: self.pool.reclaimed_extents(),
         }
     }

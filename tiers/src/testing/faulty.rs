@@ -132,6 +132,10 @@ impl BlockStore for Faulty {
         })
     }
 
+    fn shed(&self) {
+        self.inner.shed();
+    }
+
     fn usage(&self) -> StoreUsage {
         self.inner.usage()
     }

@@ -58,6 +58,19 @@ impl Fixture {
         cold: Vec<Arc<dyn BlockStore>>,
     ) -> Result<Self> {
         let namespaces = Arc::new(NamespaceTable::new(Secret::new([7; 32]), false));
+        Self::over(dram_bytes, index_blocks_max, cold, namespaces)
+    }
+
+    /// A stack over namespaces that its colder tiers know, too.
+    ///
+    /// # Errors
+    /// Those of [`Stack::open`].
+    pub fn over(
+        dram_bytes: u64,
+        index_blocks_max: u64,
+        cold: Vec<Arc<dyn BlockStore>>,
+        namespaces: Arc<NamespaceTable>,
+    ) -> Result<Self> {
         let config = StackConfig { dram_bytes, index_blocks_max, seed: 1 };
         let metrics = TierMetrics::register(&mut Registry::default());
         let stack = Stack::open(config, Arc::clone(&namespaces), cold, metrics)?;

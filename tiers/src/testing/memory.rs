@@ -1,40 +1,51 @@
 //! A colder tier in memory.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     num::NonZeroU64,
     sync::{
-        Weak,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 
 use crate::{
+    admission::Admission,
     block::BlockHash,
     dram::BlockWriter,
     error::{Error, ErrorKind, Result},
-    map::Location,
-    namespace::NamespaceId,
-    store::{Above, BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    map::{Checksums, Location},
+    namespace::{Namespace, NamespaceTable},
+    store::{Above, BlockStore, BoxFuture, Found, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
 
-#[derive(Debug)]
+/// The part of its blocks that it drops when asked to shed: 1 / this.
+const SHED_DIVISOR: usize = 16;
+/// What it answers when its budget is short.
+const BUDGET_RETRY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone)]
 struct Kept {
-    namespace: NamespaceId,
+    namespace: Arc<Namespace>,
     hash: BlockHash,
-    bytes: Vec<u8>,
+    bytes: Arc<[u8]>,
+    checksums: Checksums,
 }
 
-/// Keeps copies of blocks on the heap. Locations are numbers that are never used again.
+/// Keeps copies of blocks on the heap. Locations are numbers that are never used again and grow.
 #[derive(Debug)]
 pub struct MemoryStore {
     tier: Tier,
-    blocks: Mutex<HashMap<u64, Kept>>,
+    blocks: Mutex<BTreeMap<NonZeroU64, Kept>>,
     last: AtomicU64,
     closed: AtomicBool,
+    /// What it takes; none for nothing.
+    admission: Mutex<Option<Admission>>,
+    above: Mutex<Option<Weak<dyn Above>>>,
 }
 
 impl MemoryStore {
@@ -46,7 +57,109 @@ impl MemoryStore {
             blocks: Mutex::default(),
             last: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            admission: Mutex::new(Some(Admission::All)),
+            above: Mutex::default(),
         }
+    }
+
+    /// Takes only what `admission` admits from now on; nothing at all if there is none.
+    pub fn admit(&self, admission: Option<Admission>) {
+        *self.admission.lock() = admission;
+    }
+
+    /// Copies that it holds, oldest first.
+    #[must_use]
+    pub fn copies(&self) -> Vec<Wanted> {
+        let blocks = self.blocks.lock();
+        let wanted = |(number, kept): (&NonZeroU64, &Kept)| Wanted {
+            namespace: *kept.namespace.id(),
+            hash: kept.hash,
+            location: Location(*number),
+        };
+        blocks.iter().map(wanted).collect()
+    }
+
+    /// Reclaims its `count` oldest copies, as a tier does that is full.
+    pub fn reclaim(&self, count: usize) {
+        let mut oldest = self.copies();
+        oldest.truncate(count);
+        if let Some(above) = self.above() {
+            above.leaving(self.tier, &oldest);
+        }
+        let mut blocks = self.blocks.lock();
+        for copy in oldest {
+            blocks.remove(&copy.location.0);
+        }
+    }
+
+    /// Moves a copy to a new place, as a tier does that compacts; false if nobody wants it there.
+    pub fn compact(&self, copy: &Wanted) -> bool {
+        let Some(kept) = self.blocks.lock().get(&copy.location.0).cloned() else { return false };
+        let Some(to) = self.keep(kept) else { return false };
+        let wanted = self.above().is_some_and(|above| above.moved(copy, to));
+        let useless = if wanted { copy.location } else { to };
+        self.blocks.lock().remove(&useless.0);
+        wanted
+    }
+
+    /// Finds a copy of a block on its medium that it was never given; false if it forgot it again.
+    pub fn discover(
+        &self,
+        namespace: &Arc<Namespace>,
+        hash: BlockHash,
+        bytes: &[u8],
+        checksums: Checksums,
+    ) -> bool {
+        let namespace = Arc::clone(namespace);
+        let older = self
+            .copies()
+            .into_iter()
+            .filter(|copy| (copy.namespace, copy.hash) == (*namespace.id(), hash));
+        let older: Vec<Wanted> = older.collect();
+        let kept = Kept { namespace, hash, bytes: bytes.into(), checksums };
+        let Some(location) = self.keep(kept.clone()) else { return false };
+        let stays = self.tell(&kept, location);
+        let mut blocks = self.blocks.lock();
+        if stays {
+            older.iter().for_each(|copy| drop(blocks.remove(&copy.location.0)));
+        } else {
+            blocks.remove(&location.0);
+        }
+        stays
+    }
+
+    /// Tells the stack above what it holds of these namespaces, as a tier does that was started again;
+    /// returns how many blocks the stack knows of now. The rest is forgotten.
+    pub fn recover(&self, namespaces: &NamespaceTable) -> usize {
+        let held: Vec<_> = self.blocks.lock().iter().map(|(n, kept)| (*n, kept.clone())).collect();
+        let mut known = 0;
+        for (number, mut kept) in held {
+            let open = namespaces.get(kept.namespace.id().as_bytes());
+            let is_open = open.map(|namespace| kept.namespace = namespace).is_ok();
+            if is_open && self.tell(&kept, Location(number)) {
+                known += 1;
+            } else {
+                self.blocks.lock().remove(&number);
+            }
+        }
+        known
+    }
+
+    fn tell(&self, kept: &Kept, location: Location) -> bool {
+        let Kept { namespace, hash, bytes, checksums } = kept.clone();
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let found = Found { namespace, hash, len, checksums, location };
+        self.above().is_some_and(|above| above.found(self.tier, found))
+    }
+
+    fn above(&self) -> Option<Arc<dyn Above>> {
+        self.above.lock().as_ref()?.upgrade()
+    }
+
+    fn keep(&self, kept: Kept) -> Option<Location> {
+        let number = NonZeroU64::new(self.last.fetch_add(1, Ordering::Relaxed) + 1)?;
+        self.blocks.lock().insert(number, kept);
+        Some(Location(number))
     }
 
     fn check_open(&self) -> Result<()> {
@@ -58,23 +171,28 @@ impl MemoryStore {
 
     fn put_now(&self, block: &Outgoing) -> Result<Location> {
         self.check_open()?;
-        let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        match *self.admission.lock() {
+            None => return Err(Error::new(ErrorKind::Unavailable, "write to a read-only tier")),
+            Some(rule) if !rule.admits(block.urgency, block.reused) => {
+                let short = ErrorKind::Exhausted { retry_after: BUDGET_RETRY };
+                return Err(Error::new(short, "write within the budget"));
+            }
+            Some(_) => {}
+        }
         let kept = Kept {
-            namespace: *block.namespace.id(),
+            namespace: Arc::clone(&block.namespace),
             hash: block.hash,
-            bytes: block.payload.as_ref().to_vec(),
+            bytes: block.payload.as_ref().into(),
+            checksums: block.checksums.clone(),
         };
-        self.blocks.lock().insert(number, kept);
-        let number = NonZeroU64::new(number)
-            .ok_or_else(|| Error::new(ErrorKind::Internal, "number a block"))?;
-        Ok(Location(number))
+        self.keep(kept).ok_or_else(|| Error::new(ErrorKind::Internal, "number a block"))
     }
 
     fn get_now(&self, wanted: &Wanted, mut into: BlockWriter) -> Result<Load> {
         self.check_open()?;
         let blocks = self.blocks.lock();
-        let kept = blocks.get(&wanted.location.0.get()).filter(|kept| {
-            (kept.namespace, kept.hash) == (wanted.namespace, wanted.hash)
+        let kept = blocks.get(&wanted.location.0).filter(|kept| {
+            (*kept.namespace.id(), kept.hash) == (wanted.namespace, wanted.hash)
                 && kept.bytes.len() == into.len()
         });
         let Some(kept) = kept else { return Ok(Load::Miss) };
@@ -96,17 +214,24 @@ impl BlockStore for MemoryStore {
         Box::pin(async move { self.get_now(&wanted, into) })
     }
 
-    fn attach(&self, _above: Weak<dyn Above>) {}
+    fn attach(&self, above: Weak<dyn Above>) {
+        *self.above.lock() = Some(above);
+    }
 
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             self.check_open()?;
             let mut kept = self.blocks.lock();
             for block in blocks {
-                kept.remove(&block.location.0.get());
+                kept.remove(&block.location.0);
             }
             Ok(())
         })
+    }
+
+    fn shed(&self) {
+        let held = self.blocks.lock().len();
+        self.reclaim(held.div_ceil(SHED_DIVISOR));
     }
 
     fn usage(&self) -> StoreUsage {
@@ -116,6 +241,7 @@ impl BlockStore for MemoryStore {
             capacity_bytes: 0,
             used_bytes: u64::try_from(used).unwrap_or(u64::MAX),
             blocks: u64::try_from(blocks.len()).unwrap_or(u64::MAX),
+            evicted_blocks: 0,
         }
     }
 

@@ -9,6 +9,7 @@
 //! [`FaultyDevice`] fails on demand, and [`device_suite`] is the contract of
 //! [`crate::nvme::device::Device`].
 
+mod arena;
 pub mod device_suite;
 mod faulty;
 mod faulty_device;
@@ -21,6 +22,7 @@ pub mod suite;
 mod volatile;
 
 pub use self::{
+    arena::Arena,
     faulty::{Fault, Faulty},
     faulty_device::{Call, DeviceFault, FaultyDevice, Flip},
     fixture::{Fixture, block_bytes, hash_of, pack},

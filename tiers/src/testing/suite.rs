@@ -13,7 +13,7 @@ use crate::{
     error::{ErrorKind, Result},
     map::{Checksums, Location},
     namespace::Namespace,
-    store::{BlockStore, Load, Outgoing, Wanted},
+    store::{BlockStore, Load, Outgoing, Urgency, Wanted},
     tier::Tier,
 };
 
@@ -74,14 +74,8 @@ impl Bench {
         writer.bytes_mut().copy_from_slice(&bytes);
         let Ok(payload) = seal(vec![writer], len) else { panic!("cannot seal") };
         let checksums = Checksums::One(0);
-        let block = Outgoing {
-            namespace,
-            hash: hash_of(number),
-            payload,
-            checksums,
-            urgency: crate::store::Urgency::Background,
-            reused: false,
-        };
+        let (hash, urgency, reused) = (hash_of(number), Urgency::Durable, false);
+        let block = Outgoing { namespace, hash, payload, checksums, urgency, reused };
         self.store.put(block).await
     }
 
@@ -228,6 +222,10 @@ mod tests {
 
         fn remove<'a>(&'a self, _blocks: &'a [Wanted]) -> crate::store::BoxFuture<'a, Result<()>> {
             Box::pin(async { Ok(()) })
+        }
+
+        fn shed(&self) {
+            self.0.shed();
         }
 
         fn usage(&self) -> crate::store::StoreUsage {

@@ -12,7 +12,6 @@ use tokio::task::JoinSet;
 
 use crate::{
     checksum::part_checksum,
-    dram::{Pool, seal, slot_bytes},
     error::Result,
     map::{Checksums, Location},
     namespace::{Namespace, NamespaceId},
@@ -20,7 +19,7 @@ use crate::{
         NvmeConfig, NvmeMetrics, NvmeParts, NvmeStore, Recovered, device::Device, index::Index,
     },
     store::{Above, BlockStore, Found, Load, Outgoing, Urgency, Wanted},
-    testing::{Fixture, MemoryIndex, VolatileDevice, block_bytes, hash_of},
+    testing::{Arena, Fixture, MemoryIndex, VolatileDevice, block_bytes, hash_of},
     tier::Tier,
 };
 
@@ -69,8 +68,8 @@ impl Bench {
         store.attach(weak);
         let mut tasks = JoinSet::new();
         tasks.spawn(writer.run());
-        let pool = Pool::new(32 << 20).unwrap();
-        Running { store, above, fixture, pool, len: self.len, _writer: tasks }
+        let arena = Arena::new(32 << 20).unwrap();
+        Running { store, above, fixture, arena, len: self.len, _writer: tasks }
     }
 }
 
@@ -79,7 +78,7 @@ pub(super) struct Running {
     pub(super) store: Arc<NvmeStore>,
     pub(super) above: Arc<Map>,
     fixture: Fixture,
-    pool: Arc<Pool>,
+    arena: Arena,
     len: u32,
     // Ends the writer when dropped, as a kill would.
     _writer: JoinSet<()>,
@@ -102,11 +101,8 @@ impl Running {
     /// A block on its way.
     pub(super) fn outgoing(&self, number: u64, urgency: Urgency) -> Outgoing {
         let namespace = self.namespace();
-        let mut writer =
-            self.pool.allocate(slot_bytes(self.len, false), &[self.len]).unwrap().pop().unwrap();
-        let bytes = block_bytes(&namespace, number, 0, writer.len());
-        writer.bytes_mut().copy_from_slice(&bytes);
-        let payload = seal(vec![writer], self.len).unwrap();
+        let bytes = block_bytes(&namespace, number, 0, self.len as usize);
+        let payload = self.arena.sealed(&bytes).unwrap();
         let hash = hash_of(number);
         let sum = part_checksum(namespace.id(), &hash, 0, 0, payload.as_ref());
         let checksums = Checksums::One(sum);
@@ -148,8 +144,7 @@ impl Running {
 
     /// The bytes of a block, if it is there.
     pub(super) async fn get(&self, number: u64, location: Location) -> Option<Vec<u8>> {
-        let writer =
-            self.pool.allocate(slot_bytes(self.len, false), &[self.len]).unwrap().pop().unwrap();
+        let writer = self.arena.writer(self.len).unwrap();
         match self.store.get(self.wanted(number, location), writer).await {
             Ok(Load::Hit(writer)) => Some(writer.bytes().to_vec()),
             Ok(Load::Busy(_) | Load::Miss) | Err(_) => None,

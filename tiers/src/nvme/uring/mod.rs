@@ -18,9 +18,9 @@
 //!   write into is never freed.
 //!
 //! Why callers do not submit for themselves: the kernel ties an operation to the thread that
-//! submitted it, and cancels what it has queued for that thread when the thread ends; callers are on
-//! the threads of a runtime, which come and go. A submission may also take long: without direct I/O
-//! it copies the bytes.
+//! submitted it, and that thread cannot end before the operation does, nor be sure that what is
+//! queued for it is not cancelled; callers are on the threads of a runtime, which come and go. A
+//! submission may also take long: without direct I/O it copies the bytes.
 
 mod op;
 mod ring;
@@ -37,6 +37,7 @@ use super::{
     aligned::AlignedBuf,
     device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
     posix::PosixFiles,
+    turn::turn,
 };
 use crate::store::BoxFuture;
 
@@ -63,7 +64,7 @@ impl Shared {
         &self,
         make: impl FnOnce(oneshot::Sender<T>, OwnedSemaphorePermit) -> Op,
     ) -> Option<T> {
-        let turn = Arc::clone(&self.turns).acquire_owned().await.ok()?;
+        let turn = turn(&self.turns).await?;
         let (done, outcome) = oneshot::channel();
         self.inbox.put(make(done, turn));
         outcome.await.ok()
@@ -177,3 +178,6 @@ impl Device for UringDevice {
 fn lost() -> io::Error {
     io::Error::other("the io_uring of the nvme device is gone: open the device again")
 }
+
+#[cfg(test)]
+mod tests;

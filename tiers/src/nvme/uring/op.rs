@@ -55,8 +55,8 @@ pub(super) struct Op {
     /// Where the bytes of `work`'s buffers are. Empty if there are none.
     buffers: Box<[libc::iovec]>,
     work: Work,
-    /// Given back when the operation is over.
-    _turn: OwnedSemaphorePermit,
+    /// Given back when the operation is over, before anybody hears of that.
+    turn: OwnedSemaphorePermit,
 }
 
 // SAFETY: the pointers in `buffers` lead to memory that `work` owns, which may be sent.
@@ -72,7 +72,7 @@ impl Op {
         turn: OwnedSemaphorePermit,
     ) -> Self {
         let work = Work::Open { files, name, flags, done };
-        Self { segment, offset: 0, buffers: Box::default(), work, _turn: turn }
+        Self { segment, offset: 0, buffers: Box::default(), work, turn }
     }
 
     /// Reads into what is not filled yet of `landing`.
@@ -91,7 +91,7 @@ impl Op {
             buffers.push(libc::iovec { iov_base: slice.as_mut_ptr().cast(), iov_len });
         }
         let work = Work::Read { file, landing, done };
-        Self { segment, offset, buffers: buffers.into(), work, _turn: turn }
+        Self { segment, offset, buffers: buffers.into(), work, turn }
     }
 
     /// Writes `from[start..]`.
@@ -108,7 +108,7 @@ impl Op {
         let iov_len = bytes.len().min(MOVE_BYTES_MAX);
         let buffers = Box::new([libc::iovec { iov_base, iov_len }]);
         let work = Work::Write { file, from, done };
-        Self { segment, offset, buffers, work, _turn: turn }
+        Self { segment, offset, buffers, work, turn }
     }
 
     /// Makes what was written to the file survive a loss of power.
@@ -119,7 +119,7 @@ impl Op {
         turn: OwnedSemaphorePermit,
     ) -> Self {
         let work = Work::Sync { file, done };
-        Self { segment, offset: 0, buffers: Box::default(), work, _turn: turn }
+        Self { segment, offset: 0, buffers: Box::default(), work, turn }
     }
 
     /// What to tell the kernel. Valid for as long as the operation exists.
@@ -153,6 +153,7 @@ impl Op {
         let what = self.to_string();
         let moved = usize::try_from(result)
             .map_err(|_below_0| failed(&what, Errno::from_raw_os_error(result.saturating_neg())));
+        drop(self.turn);
         // Nobody waits any more? Then the buffers end here, after the operation.
         match self.work {
             Work::Open { done, .. } => {
@@ -169,6 +170,7 @@ impl Op {
     /// The kernel was never told of the operation: hands the error and the buffers back.
     pub(super) fn refuse(self, reason: &str) {
         let error = io::Error::other(format!("{self}: {reason}"));
+        drop(self.turn);
         match self.work {
             Work::Open { done, .. } => drop(done.send(Err(error))),
             Work::Read { landing, done, .. } => drop(done.send((landing, Err(error)))),

@@ -195,26 +195,44 @@ impl Ring {
 
     /// Until the device has been dropped and all operations are over.
     fn serve(&mut self) -> io::Result<()> {
-        loop {
-            let (ops, ended) = self.inbox.take();
-            for op in ops {
-                let entry = self.table.keep(op);
-                self.push(&entry)?;
-            }
-            if ended && self.table.is_empty() {
-                return Ok(());
-            }
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::EINTR) => {}
-                    // The kernel lacks memory at the moment; what it did not take is still queued.
-                    Some(libc::EAGAIN | libc::EBUSY) => thread::yield_now(),
-                    _ => return Err(error),
-                },
-            }
+        while self.take()? {
+            self.enter(1)?;
             self.reap()?;
         }
+        Ok(())
+    }
+
+    /// Takes what is in the inbox; whether there is still something to do, now or later.
+    fn take(&mut self) -> io::Result<bool> {
+        let (ops, ended) = self.inbox.take();
+        for op in ops {
+            let entry = self.table.keep(op);
+            self.push(&entry)?;
+        }
+        Ok(!ended || !self.table.is_empty())
+    }
+
+    /// Tells the kernel what is new and waits until `done` operations are over, or something else
+    /// has woken it.
+    fn enter(&mut self, done: usize) -> io::Result<()> {
+        let Err(error) = self.ring.submit_and_wait(done) else { return Ok(()) };
+        match error.raw_os_error() {
+            Some(libc::EINTR) => Ok(()),
+            // The kernel lacks memory at the moment; what it did not take is still queued.
+            Some(libc::EAGAIN | libc::EBUSY) => {
+                thread::yield_now();
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// One step of the thread that waits for nothing.
+    #[cfg(test)]
+    pub(super) fn after_a_step(mut self) -> io::Result<Self> {
+        assert!(self.take()?);
+        self.enter(0)?;
+        Ok(self)
     }
 
     fn reap(&mut self) -> io::Result<()> {

@@ -1,9 +1,14 @@
 //! Random histories against one promise: right bytes or nothing, and nothing left over.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::testing::MemoryStore;
+use crate::{
+    block::BlockKey, checksum::part_checksum, event::TierEvent, map::Checksums, store::Above,
+    testing::MemoryStore,
+};
 
 const BLOCKS: u64 = 80;
 
@@ -20,7 +25,18 @@ enum Step {
     Remove { number: u64 },
     Large { number: u64 },
     Rank { from: u64, count: u64, part: u32 },
+    Tier(TierStep),
+}
+
+/// What happens on nvme, or between it and dram.
+#[derive(Debug, Clone)]
+enum TierStep {
     Demote { number: u64 },
+    Clean { turns: usize },
+    Reclaim { count: usize },
+    Compact { which: usize },
+    Discover { number: u64 },
+    Shed,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -40,7 +56,18 @@ fn step() -> impl Strategy<Value = Step> {
         1 => block().prop_map(|number| Step::Large { number }),
         2 => (block(), span(), 0..2_u32)
             .prop_map(|(from, count, part)| Step::Rank { from, count, part }),
-        3 => block().prop_map(|number| Step::Demote { number }),
+        12 => tier_step().prop_map(Step::Tier),
+    ]
+}
+
+fn tier_step() -> impl Strategy<Value = TierStep> {
+    prop_oneof![
+        3 => (0..BLOCKS).prop_map(|number| TierStep::Demote { number }),
+        2 => (0..30_usize).prop_map(|turns| TierStep::Clean { turns }),
+        1 => (0..20_usize).prop_map(|count| TierStep::Reclaim { count }),
+        2 => (0..40_usize).prop_map(|which| TierStep::Compact { which }),
+        3 => (0..BLOCKS).prop_map(|number| TierStep::Discover { number }),
+        1 => Just(TierStep::Shed),
     ]
 }
 
@@ -51,17 +78,22 @@ struct World {
     nvme: Arc<MemoryStore>,
     open: Vec<(PutBatch, Vec<u64>, usize)>,
     held: Vec<(u64, Vec<Pin>)>,
+    feed: EventFeed,
+    /// What the events said so far.
+    told: BTreeSet<(BlockKey, Tier)>,
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(index_blocks_max: u64) -> Self {
         // 32 blocks of the usual size: everything is under pressure all the time.
         let nvme = Arc::new(MemoryStore::new(Tier::Nvme));
         let cold = Arc::clone(&nvme) as Arc<dyn BlockStore>;
-        let fixture = Fixture::new(2 * MIB, vec![cold]).unwrap();
+        let fixture = Fixture::with_index(2 * MIB, index_blocks_max, vec![cold]).unwrap();
         let namespace = fixture.namespace("m", &[32_768, 32_768]).unwrap();
         let large = fixture.namespace("large", &[1 << 19]).unwrap();
-        Self { fixture, namespace, large, nvme, open: Vec::new(), held: Vec::new() }
+        let feed = fixture.stack.subscribe();
+        let (open, held, told) = (Vec::new(), Vec::new(), BTreeSet::new());
+        Self { fixture, namespace, large, nvme, open, held, feed, told }
     }
 
     async fn run(&mut self, step: Step) {
@@ -115,12 +147,80 @@ impl World {
                 let numbers: Vec<u64> = (from..from + count).collect();
                 put_part(&self.fixture, &self.namespace, &numbers, part, None);
             }
-            Step::Demote { number } => {
+            Step::Tier(step) => self.run_tier(step).await,
+        }
+        self.check_held();
+        self.check_events();
+        self.check_copies();
+    }
+
+    async fn run_tier(&self, step: TierStep) {
+        match step {
+            TierStep::Demote { number } => {
                 let hash = hash_of(number);
                 self.fixture.stack.demote(&self.namespace, hash, Tier::Nvme).await.unwrap();
             }
+            TierStep::Clean { turns } => {
+                let stop = async {
+                    for _ in 0..turns {
+                        tokio::task::yield_now().await;
+                    }
+                };
+                self.fixture.stack.clean(stop).await;
+            }
+            TierStep::Reclaim { count } => self.nvme.reclaim(count),
+            TierStep::Compact { which } => {
+                if let Some(copy) = self.nvme.copies().get(which) {
+                    assert!(self.nvme.compact(copy), "every copy is known");
+                }
+            }
+            TierStep::Discover { number } => {
+                self.discover(number);
+            }
+            TierStep::Shed => self.nvme.shed(),
         }
-        self.check_held();
+    }
+
+    fn discover(&self, number: u64) -> bool {
+        let (namespace, hash) = (&self.namespace, hash_of(number));
+        let parts = [0, 1].map(|part| block_bytes(namespace, number, part, 32_768));
+        let sum =
+            |(rank, bytes): (u32, &Vec<u8>)| part_checksum(namespace.id(), &hash, 0, rank, bytes);
+        let sums = (0..).zip(&parts).map(sum).collect();
+        self.nvme.discover(namespace, hash, &parts.concat(), Checksums::new(sums))
+    }
+
+    /// What the events told is what the map has.
+    fn check_events(&mut self) {
+        for shard in 0..self.feed.shards() {
+            match self.feed.drain(shard) {
+                crate::event::Drained::Resync(blocks) => self.told.extend(blocks),
+                crate::event::Drained::Events(events) => {
+                    for event in events {
+                        let fits = match event {
+                            TierEvent::Stored { key, tier } => self.told.insert((key, tier)),
+                            TierEvent::Removed { key, tier } => self.told.remove(&(key, tier)),
+                        };
+                        assert!(fits, "told twice: {event:?}");
+                    }
+                }
+            }
+        }
+        let map = &self.fixture.stack.shared.map;
+        let shards = (0..crate::limits::SHARDS).filter_map(|n| map.with_shard(n, |s| s.readable()));
+        let here: BTreeSet<_> = shards.flatten().collect();
+        assert_eq!(self.told, here);
+    }
+
+    /// Every copy of the tier is known, and every copy that is known is there.
+    fn check_copies(&self) {
+        let shared = &self.fixture.stack.shared;
+        let copies = self.nvme.copies();
+        for (copy, age) in copies.iter().zip(shared.ages(Tier::Nvme, &copies)) {
+            assert!(age.is_some(), "no map knows of {copy:?}");
+        }
+        let known = self.told.iter().filter(|(_, tier)| *tier == Tier::Nvme).count();
+        assert_eq!(copies.len(), known);
     }
 
     fn put(&mut self, from: u64, count: u64, give_up_at: Option<usize>) {
@@ -171,11 +271,13 @@ proptest! {
 
     #[test]
     fn every_history_ends_with_right_bytes_and_nothing_left(
-        steps in prop::collection::vec(step(), 1..60)
+        steps in prop::collection::vec(step(), 1..60),
+        // Enough for everything, and less than the blocks that there are.
+        index_blocks_max in prop_oneof![Just(1 << 20), Just(72)],
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let mut world = World::new();
+            let mut world = World::new(index_blocks_max);
             for step in steps {
                 world.run(step).await;
                 audit(&world.fixture);
@@ -218,15 +320,19 @@ fn threads_do_not_disturb_one_another() {
     let fixture = Fixture::new(2 * MIB, vec![Arc::clone(&nvme) as Arc<dyn BlockStore>]).unwrap();
     let namespace = fixture.namespace("m", &[8192, 8192]).unwrap();
     let (mut hits, mut asked) = (0, 0);
+    let (stop, stopped) = tokio::sync::watch::channel(false);
     std::thread::scope(|scope| {
+        scope.spawn(|| clean_until(&fixture, stopped.clone()));
+        scope.spawn(|| churn(&nvme, &stopped));
         let workers: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let (fixture, namespace) = (&fixture, &namespace);
                 scope.spawn(move || work(fixture, namespace, thread, ROUNDS))
             })
             .collect();
-        for worker in workers {
-            let (found, of) = worker.join().unwrap();
+        let done: Vec<_> = workers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        stop.send_replace(true);
+        for (found, of) in done.into_iter().map(Result::unwrap) {
             hits += found;
             asked += of;
         }
@@ -244,6 +350,31 @@ fn threads_do_not_disturb_one_another() {
     let shared = &fixture.stack.shared;
     assert_eq!((shared.contexts.len(), shared.pool.used_bytes()), (0, 0));
     assert_eq!((nvme.usage().blocks, shared.map.len()), (0, 0));
+}
+
+/// The cleaner, on a thread of its own.
+fn clean_until(fixture: &Fixture, mut stopped: tokio::sync::watch::Receiver<bool>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let stop = async move { drop(stopped.wait_for(|stopped| *stopped).await) };
+    runtime.block_on(fixture.stack.clean(stop));
+}
+
+/// A tier that reclaims, sheds and compacts all the time.
+fn churn(nvme: &MemoryStore, stopped: &tokio::sync::watch::Receiver<bool>) {
+    let mut rounds = 0_usize;
+    while !*stopped.borrow() {
+        rounds += 1;
+        let copies = nvme.copies();
+        if let Some(copy) = copies.get(rounds % copies.len().max(1)) {
+            // Whoever removed it meanwhile was faster.
+            let _moved = nvme.compact(copy);
+        }
+        match rounds % 64 {
+            0 => nvme.reclaim(3),
+            32 => nvme.shed(),
+            _ => std::thread::yield_now(),
+        }
+    }
 }
 
 /// Puts, leases, reads and removes chains out of 192 blocks, 128 of which fit.

@@ -280,7 +280,7 @@ async fn a_resync_tells_all_tiers_of_a_block() {
 }
 
 #[tokio::test]
-async fn a_map_full_of_colder_copies_refuses_instead_of_growing() {
+async fn a_map_full_of_colder_copies_refuses_until_the_tier_has_shed() {
     let nvme: Arc<dyn BlockStore> = Arc::new(MemoryStore::new(Tier::Nvme));
     let fixture = Fixture::with_index(MIB, 100, vec![nvme]).unwrap();
     let namespace = fixture.namespace("m", &[64]).unwrap();
@@ -299,6 +299,9 @@ async fn a_map_full_of_colder_copies_refuses_instead_of_growing() {
     }
     assert_eq!(fixture.put(&namespace, &[1000]).unwrap(), 0);
     assert_eq!(fixture.stack.usage().index_blocks, 100);
+    // The tier was asked to shed meanwhile.
+    assert_eq!(fixture.put(&namespace, &[1000]).unwrap(), 1);
+    audit(&fixture);
 }
 
 /// Reads at once, and takes a second to say so.
@@ -332,6 +335,10 @@ impl BlockStore for Late {
 
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, crate::error::Result<()>> {
         self.0.remove(blocks)
+    }
+
+    fn shed(&self) {
+        self.0.shed();
     }
 
     fn usage(&self) -> StoreUsage {

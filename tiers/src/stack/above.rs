@@ -1,0 +1,270 @@
+//! What colder tiers tell the stack: blocks found at start, blocks that leave, blocks that moved.
+//!
+//! A tier speaks of a copy by its location. What the map has elsewhere by then is another copy, so
+//! every call compares the location under the shard's lock and does nothing if it is not the one.
+//!
+//! A tier may speak of a copy that it has made and whose demotion has not told the map yet. What it
+//! says is kept for that demotion, which takes the place from there; until then the copy counts as
+//! one that the map has.
+
+use std::{collections::HashMap, sync::atomic::Ordering};
+
+use parking_lot::Mutex;
+
+use super::Shared;
+use crate::{
+    block::BlockKey,
+    limits::SHARDS,
+    map::{Entry, Hashed, Location, Shard, removed, stored},
+    store::{Above, Found, Wanted},
+    tier::Tier,
+};
+
+/// The part of the map that blocks found on a medium leave to new ones: 1 / this.
+const FOUND_FREE_DIVISOR: usize = 8;
+/// Ages that a sample has at most: an error of two percent in the share of the coldest.
+const SAMPLE_AGES_MAX: usize = 4096;
+/// Places of one shard that are looked at for it: tens of microseconds under the lock.
+const SAMPLE_PLACES: usize = 1024;
+
+/// What tiers said of copies before the map knew them.
+#[derive(Debug, Default)]
+pub(crate) struct Early(Mutex<HashMap<BlockKey, Said>>);
+
+#[derive(Debug, Clone, Copy)]
+struct Said {
+    tier: Tier,
+    from: Location,
+    /// Where it is now; none if it has left.
+    to: Option<Location>,
+}
+
+impl Early {
+    fn say(&self, key: BlockKey, said: Said) {
+        let mut early = self.0.lock();
+        match early.get_mut(&key) {
+            Some(known) if known.tier == said.tier && known.to == Some(said.from) => {
+                known.to = said.to;
+            }
+            Some(_) | None => drop(early.insert(key, said)),
+        }
+    }
+
+    /// Where a copy made at `made` is by now; none if it has left. What was said is forgotten.
+    pub(super) fn take(&self, key: BlockKey, tier: Tier, made: Location) -> Option<Location> {
+        match self.0.lock().remove(&key) {
+            Some(said) if said.tier == tier && said.from == made => said.to,
+            Some(_) | None => Some(made),
+        }
+    }
+
+    /// Forgets what was said of a block.
+    pub(super) fn forget(&self, key: BlockKey) {
+        self.0.lock().remove(&key);
+    }
+}
+
+/// How a block that was found changed the map.
+enum Change {
+    /// It is readable because of it.
+    New,
+    /// It is readable on one more tier.
+    Copy,
+    /// It is at another place, with so many bytes instead of those.
+    Newer { before: u32, after: u32 },
+    /// The map does not want it.
+    None,
+}
+
+impl Above for Shared {
+    fn found(&self, tier: Tier, block: Found) -> bool {
+        let at = self.map.hashed(block.namespace.index(), block.hash);
+        let free = self.index_blocks_max / FOUND_FREE_DIVISOR;
+        let may_add = self.map.len() < self.index_blocks_max.saturating_sub(free);
+        let counters = block.namespace.counters();
+        let len = u64::from(block.len);
+        match self.map.with(at, |shard| self.place(shard, at, (tier, &block), may_add)) {
+            Change::None => return false,
+            Change::Newer { before, after } => {
+                // Relaxed: statistics.
+                counters.bytes.fetch_add(u64::from(after), Ordering::Relaxed);
+                counters.bytes.fetch_sub(u64::from(before), Ordering::Relaxed);
+                return true;
+            }
+            Change::Copy => {}
+            Change::New => {
+                counters.blocks.fetch_add(1, Ordering::Relaxed);
+                counters.bytes.fetch_add(len, Ordering::Relaxed);
+            }
+        }
+        self.metrics.stored(tier).inc();
+        true
+    }
+
+    fn leaving(&self, tier: Tier, blocks: &[Wanted]) {
+        for block in blocks {
+            let Some(at) = self.at(block) else { continue };
+            self.map.with(at, |shard| {
+                if self.is_being_copied(shard, at, tier) {
+                    self.early.say(at.key, Said { tier, from: block.location, to: None });
+                }
+            });
+            self.drop_location(tier, at, block.location);
+        }
+    }
+
+    fn moved(&self, block: &Wanted, to: Location) -> bool {
+        let Some(at) = self.at(block) else { return false };
+        let tier = Tier::Nvme;
+        self.map.with(at, |shard| {
+            if self.is_being_copied(shard, at, tier) {
+                self.early.say(at.key, Said { tier, from: block.location, to: Some(to) });
+                return true;
+            }
+            let entry = shard.find(at).and_then(|id| shard.get_mut(id));
+            match entry.and_then(|entry| entry.cold_mut(tier)) {
+                Some(place) if *place == Some(block.location) => {
+                    *place = Some(to);
+                    true
+                }
+                Some(_) | None => false,
+            }
+        })
+    }
+
+    fn ages(&self, tier: Tier, blocks: &[Wanted]) -> Vec<Option<u64>> {
+        let age = |block: &Wanted| {
+            let at = self.at(block)?;
+            self.map.with(at, |shard| {
+                let entry = shard.entry(at)?;
+                let is_here = entry.cold(tier) == Some(block.location);
+                (is_here || self.is_being_copied(shard, at, tier)).then_some(entry.age)
+            })
+        };
+        blocks.iter().map(age).collect()
+    }
+
+    fn cold_age(&self, tier: Tier, share: f64) -> u64 {
+        // Relaxed: only that samples differ matters.
+        let turn = self.samples.fetch_add(1, Ordering::Relaxed);
+        let mut ages = Vec::with_capacity(SAMPLE_AGES_MAX);
+        for shard in (0..SHARDS).map(|number| (number + turn) % SHARDS) {
+            let places = SAMPLE_PLACES.min(SAMPLE_AGES_MAX - ages.len());
+            let from = turn.wrapping_mul(SAMPLE_PLACES);
+            let sample = |shard: &mut Shard| shard.ages_on(tier, from, places, &mut ages);
+            self.map.with_shard(shard, sample).unwrap_or_default();
+            if ages.len() >= SAMPLE_AGES_MAX {
+                break;
+            }
+        }
+        quantile(&mut ages, share)
+    }
+}
+
+impl Shared {
+    /// The place of a block that a tier names; none in a namespace that is not open here.
+    fn at(&self, block: &Wanted) -> Option<Hashed> {
+        let namespace = self.namespaces.get(block.namespace.as_bytes()).ok()?;
+        Some(self.map.hashed(namespace.index(), block.hash))
+    }
+
+    /// A copy may be on the tier that the map is about to be told of.
+    fn is_being_copied(&self, shard: &Shard, at: Hashed, tier: Tier) -> bool {
+        let unknown = |entry: &Entry| entry.payload.is_some() && entry.cold(tier).is_none();
+        shard.entry(at).is_some_and(unknown) && self.demotions.has(at.key)
+    }
+
+    /// Puts a block that was found into the map, if that has room for it and nothing better.
+    fn place(
+        &self,
+        shard: &mut Shard,
+        at: Hashed,
+        (tier, block): (Tier, &Found),
+        may_add: bool,
+    ) -> Change {
+        let Some(entry) = shard.find(at).and_then(|id| shard.get_mut(id)) else {
+            let mut entry = Entry::new(at.key, block.len);
+            entry.checksums = block.checksums.clone();
+            return match entry.cold_mut(tier) {
+                Some(place) if may_add => {
+                    *place = Some(block.location);
+                    shard.insert(at, entry);
+                    shard.push(stored(at.key, tier));
+                    self.map.count(true);
+                    Change::New
+                }
+                Some(_) | None => Change::None,
+            };
+        };
+        // What is being put is newer than what was found.
+        if entry.staging.is_some() {
+            return Change::None;
+        }
+        let is_same = entry.len == block.len && entry.checksums == block.checksums;
+        if !is_same && entry.tiers().any(|other| other != tier) {
+            return Change::None;
+        }
+        let Some(place) = entry.cold_mut(tier) else { return Change::None };
+        if place.replace(block.location).is_none() {
+            shard.push(stored(at.key, tier));
+            return Change::Copy;
+        }
+        let before = std::mem::replace(&mut entry.len, block.len);
+        entry.checksums = block.checksums.clone();
+        Change::Newer { before, after: block.len }
+    }
+
+    /// Drops the copy that a colder tier no longer has.
+    pub(super) fn drop_location(&self, tier: Tier, at: Hashed, location: Location) {
+        let gone = self.map.with(at, |shard| {
+            let id = shard.find(at)?;
+            let place = shard.get_mut(id)?.cold_mut(tier)?;
+            if *place != Some(location) {
+                return None;
+            }
+            shard.push(removed(at.key, tier));
+            let entry = shard.get_mut(id)?;
+            *entry.cold_mut(tier)? = None;
+            if entry.hottest().is_some() || entry.staging.is_some() {
+                None
+            } else {
+                shard.remove(at)
+            }
+        });
+        if let Some(entry) = gone {
+            self.map.count(false);
+            self.count_gone(at.key.namespace, entry.len);
+        }
+    }
+}
+
+/// The age below which `share` of `ages` lie; 0 without any.
+fn quantile(ages: &mut [u64], share: f64) -> u64 {
+    let per_mille = (share.clamp(0.0, 1.0) * 1000.0).round();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "between 0 and 1000"
+    )]
+    let at = ages.len() * per_mille as usize / 1000;
+    let at = at.min(ages.len().saturating_sub(1));
+    if ages.is_empty() {
+        return 0;
+    }
+    *ages.select_nth_unstable(at).1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quantile_is_of_any_share() {
+        let mut ages: Vec<u64> = (0..1000).rev().collect();
+        let cases = [(-1.0, 0), (0.0, 0), (0.25, 250), (0.999, 999), (1.0, 999), (7.0, 999)];
+        for (share, expected) in cases {
+            assert_eq!(quantile(&mut ages, share), expected, "{share}");
+        }
+        assert_eq!((quantile(&mut [], 0.5), quantile(&mut [7], f64::NAN)), (0, 7));
+    }
+}

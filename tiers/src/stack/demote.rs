@@ -1,0 +1,194 @@
+//! Demotion: a copy of a dram block on a colder tier.
+//!
+//! A copy that a tier has made and no map knows would be lost, and one that was cancelled half-way may
+//! have been made. So the [cleaner](super::clean) owns the work, whoever asked for it: who stops
+//! waiting loses the answer, not the copy. Where no cleaner runs, the caller does the work.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Shared, load::Flight};
+use crate::{
+    block::BlockHash,
+    dram::Payload,
+    error::{Error, ErrorKind, Result},
+    map::{Hashed, Location, stored},
+    metrics::Undemoted,
+    namespace::Namespace,
+    store::{BlockStore, BoxFuture, Outgoing, Urgency, Wanted},
+    tier::Tier,
+};
+
+/// What became of a demotion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Demotion {
+    /// The tier has it now.
+    Copied,
+    /// The tier had it.
+    There,
+    /// The block is not in dram (any more).
+    Gone,
+}
+
+/// What the map says of a block that is to be demoted.
+pub(super) enum Candidate {
+    /// It is in dram only: bytes of memory that the demotion will hold, and whether it has been read.
+    Resident { bytes: u64, reused: bool },
+    /// The tier has it.
+    There,
+    /// It is not in dram.
+    Gone,
+}
+
+/// Work that is done whether or not somebody waits for it.
+pub(super) struct Job {
+    /// Bytes of memory that it holds meanwhile.
+    pub(super) bytes: u64,
+    pub(super) work: BoxFuture<'static, ()>,
+}
+
+impl Shared {
+    /// Whether the stack has this tier.
+    pub(super) fn has_tier(&self, tier: Tier) -> bool {
+        tier == Tier::Dram || self.store(tier).is_some()
+    }
+
+    /// The colder tier of this kind.
+    pub(super) fn store(&self, tier: Tier) -> Option<&Arc<dyn BlockStore>> {
+        self.cold.iter().find(|store| store.tier() == tier)
+    }
+
+    /// Copies a block to a colder tier for somebody who waits for it.
+    pub(super) async fn demote(
+        self: &Arc<Self>,
+        namespace: &Arc<Namespace>,
+        hash: BlockHash,
+        tier: Tier,
+    ) -> Result<bool> {
+        let Some(store) = self.store(tier) else { return Ok(false) };
+        let at = self.map.hashed(namespace.index(), hash);
+        let bytes = match self.candidate(tier, at) {
+            Candidate::Resident { bytes, .. } => bytes,
+            Candidate::There => return Ok(true),
+            Candidate::Gone => return Ok(false),
+        };
+        let block = (Arc::clone(namespace), at);
+        let work = Arc::clone(self).copy_down(Arc::clone(store), block, Urgency::Durable);
+        let (tell, told) = oneshot::channel();
+        let work = Box::pin(async move {
+            // Whoever asked may have gone.
+            drop(tell.send(work.await));
+        });
+        let job = Job { bytes, work };
+        let alone = match self.cleaner.inbox() {
+            Some(inbox) => inbox.send(job).await.err().map(|mpsc::error::SendError(job)| job),
+            None => Some(job),
+        };
+        if let Some(job) = alone {
+            job.work.await;
+        }
+        let ended = || Error::new(ErrorKind::Unavailable, "demote: the cleaner has ended");
+        let copied = told.await.map_err(|_dropped| ended())?;
+        let demotion = copied.inspect_err(|error| {
+            self.metrics.undemoted(Undemoted::of(error.kind())).inc();
+        })?;
+        Ok(match demotion {
+            Demotion::Copied | Demotion::There => true,
+            Demotion::Gone => false,
+        })
+    }
+
+    /// Looks whether a block should be demoted.
+    pub(super) fn candidate(&self, tier: Tier, at: Hashed) -> Candidate {
+        self.map.with(at, |shard| {
+            let Some(entry) = shard.entry(at) else { return Candidate::Gone };
+            if entry.cold(tier).is_some() {
+                return Candidate::There;
+            }
+            match &entry.payload {
+                Some(_) => {
+                    Candidate::Resident { bytes: entry.slot_bytes(), reused: entry.context == 0 }
+                }
+                None => Candidate::Gone,
+            }
+        })
+    }
+
+    /// Copies a block to `store` and tells the map, unless the block has gone.
+    pub(super) async fn copy_down(
+        self: Arc<Self>,
+        store: Arc<dyn BlockStore>,
+        (namespace, at): (Arc<Namespace>, Hashed),
+        urgency: Urgency,
+    ) -> Result<Demotion> {
+        let tier = store.tier();
+        // One at a time for each block: a second copy would be on the tier and in no map.
+        let flight = Flight::join(&self.demotions, at.key);
+        let _turn = flight.turn().await;
+        let outgoing = self.map.with(at, |shard| {
+            let entry = shard.entry(at).ok_or(Demotion::Gone)?;
+            if entry.cold(tier).is_some() {
+                return Err(Demotion::There);
+            }
+            Ok(Outgoing {
+                namespace: Arc::clone(&namespace),
+                hash: at.key.hash,
+                payload: entry.payload.clone().ok_or(Demotion::Gone)?,
+                checksums: entry.checksums.clone(),
+                urgency,
+                reused: entry.context == 0,
+            })
+        });
+        let outgoing = match outgoing {
+            Ok(outgoing) => outgoing,
+            Err(nothing_to_do) => return Ok(nothing_to_do),
+        };
+        let payload = outgoing.payload.clone();
+        self.early.forget(at.key);
+        let copied = store.put(outgoing).await;
+        let copied = copied.inspect_err(|_failed| self.early.forget(at.key))?;
+        let Err(location) = self.keep_copy(tier, at, &payload, copied) else {
+            self.metrics.stored(tier).inc();
+            self.metrics.demoted(urgency).inc();
+            return Ok(Demotion::Copied);
+        };
+        let unwanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
+        store.remove(&[unwanted]).await?;
+        Ok(Demotion::Gone)
+    }
+
+    /// Tells the map of a copy. If the block was removed, or removed and put again meanwhile, or the
+    /// copy has left already: the place of a copy that nobody wants.
+    fn keep_copy(
+        &self,
+        tier: Tier,
+        at: Hashed,
+        payload: &Payload,
+        made: Location,
+    ) -> Result<(), Location> {
+        self.map.with(at, |shard| {
+            let now = self.early.take(at.key, tier, made);
+            let unwanted = now.unwrap_or(made);
+            let location = now.ok_or(unwanted)?;
+            let entry = shard.find(at).and_then(|id| shard.get_mut(id)).ok_or(unwanted)?;
+            if !entry.payload.as_ref().is_some_and(|here| here.is_same(payload)) {
+                return Err(unwanted);
+            }
+            // The tier may have found an older copy meanwhile: this is the newer place.
+            if entry.cold_mut(tier).ok_or(unwanted)?.replace(location).is_none() {
+                shard.push(stored(at.key, tier));
+            }
+            Ok(())
+        })
+    }
+
+    /// Queues blocks that have become readable for demotion to nvme, in this order.
+    pub(super) fn demote_later(&self, keys: impl Iterator<Item = Hashed>) {
+        if self.store(Tier::Nvme).is_none() {
+            return;
+        }
+        let dropped = self.cleaner.queue(keys.map(|at| at.key));
+        self.metrics.undemoted(Undemoted::QueueFull).inc_by(dropped);
+    }
+}
