@@ -57,8 +57,14 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use self::{
-    device::Device, format::SEGMENT_BYTES_MAX, index::Index, lost::Lost, reader::Reads,
-    segments::Segments, state::WriteState, writer::Op,
+    device::Device,
+    format::SEGMENT_BYTES_MAX,
+    index::{Change, Index, IndexKey},
+    lost::Lost,
+    reader::Reads,
+    segments::Segments,
+    state::WriteState,
+    writer::Op,
 };
 pub use self::{
     metrics::{DamageLabel, NvmeMetrics, OpLabel, RejectLabel, StateLabel},
@@ -265,6 +271,9 @@ impl BlockStore for NvmeStore {
             for block in blocks {
                 self.core.segments.forbid(format::Place::of(block.location));
             }
+            if self.ops.lock().is_none() {
+                return self.core.remove_closed(blocks);
+            }
             let fit = Writer::tombstones_max(self.core.config.segment_bytes);
             let asked = blocks.chunks(fit).map(<[Wanted]>::to_vec);
             let asked = asked.map(|blocks| self.ask(|done| Op::Remove { blocks, done }));
@@ -302,6 +311,26 @@ impl BlockStore for NvmeStore {
                 Error::new(ErrorKind::Timeout, "close nvme: the disk does not answer")
             })?
         })
+    }
+}
+
+impl Core {
+    /// Takes blocks out of the index when no tombstone can be written any more: unless the index is
+    /// lost, they stay removed.
+    fn remove_closed(&self, blocks: &[Wanted]) -> Result<()> {
+        let there = |block: &&Wanted| {
+            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            let entry = self.index.get(&key).ok().flatten();
+            entry.is_some_and(|entry| entry.location == block.location)
+        };
+        let removed = blocks
+            .iter()
+            .filter(there)
+            .map(|block| Change::Remove(IndexKey { namespace: block.namespace, hash: block.hash }));
+        if let Err(error) = self.index.apply(&removed.collect::<Vec<_>>()) {
+            tracing::warn!(%error, "removed nvme blocks may come back with a restart");
+        }
+        Err(Error::new(ErrorKind::Unavailable, "write tombstones to the closed nvme tier"))
     }
 }
 

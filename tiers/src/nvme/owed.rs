@@ -126,8 +126,8 @@ impl Writer {
         };
         let lost: Vec<_> = lost.iter().filter_map(there).collect();
         for (_, place, bytes) in &lost {
+            // The place itself stays readable: it may be that of another block.
             self.core.segments.sub_live(place.segment, *bytes);
-            self.core.segments.forbid(*place);
         }
         let changes: Vec<_> = lost.into_iter().map(|(key, ..)| Change::Remove(key)).collect();
         if !changes.is_empty() && self.index(&changes).is_err() {

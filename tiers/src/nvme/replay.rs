@@ -76,7 +76,8 @@ impl Writer {
         }
         let end = sealed_at.unwrap_or(file_bytes);
         let mut scanner = Scanner::new(device.as_ref(), id, generation, (from, end));
-        if state.progress.is_empty() {
+        let nothing_known = state.progress.is_empty();
+        if nothing_known {
             // The index knows nothing: there is no saying where the segment ended.
             scanner = scanner.searching();
         }
@@ -86,6 +87,9 @@ impl Writer {
         }
         let holes = scanner.holes().iter().map(|hole| &hole.trouble);
         holes.chain(scanner.failure()).for_each(|trouble| self.note(id, trouble));
+        if let Some(torn) = scanner.torn().filter(|_| nothing_known) {
+            self.note(id, torn);
+        }
         state.found.read_bytes += scanner.bytes_read();
         let data_bytes = scanner.at();
         self.publish_end(id, data_bytes);

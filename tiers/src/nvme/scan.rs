@@ -233,6 +233,15 @@ impl<'a> Scanner<'a> {
         self.tail.as_ref().filter(|tail| matches!(tail, Trouble::Disk(_)))
     }
 
+    /// Damage behind the last record: a crash, or one more record that was there.
+    pub(super) fn torn(&self) -> Option<&Trouble> {
+        let torn = |tail: &&Trouble| match tail {
+            Trouble::Damaged(damage) => *damage != Damage::Foreign,
+            Trouble::Disk(_) => false,
+        };
+        self.tail.as_ref().filter(torn)
+    }
+
     /// What was damaged between records that are not.
     pub(super) fn holes(&self) -> &[Hole] {
         &self.holes

@@ -2,6 +2,12 @@
 
 mod bench;
 mod damage;
+mod edges;
+mod faults;
+#[cfg(feature = "rocksdb")]
+mod files;
+#[cfg(feature = "rocksdb")]
+mod fixture;
 mod rig;
 mod simulation;
 

@@ -14,6 +14,7 @@
 //! not told.
 
 mod index;
+mod lost;
 mod segment;
 
 use std::{
@@ -22,6 +23,7 @@ use std::{
     sync::Arc,
 };
 
+pub use self::lost::LostIndex;
 use super::{
     aligned::PAGE_BYTES,
     device::{Device, SegmentId},
@@ -167,6 +169,30 @@ impl Report {
         if self.problems.len() < PROBLEMS_MAX {
             self.problems.push(Problem { segment: segment.0, page, what, blocks });
         }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.problems {
+            writeln!(f, "{problem}")?;
+        }
+        let unlisted = self.problem_count - u64::try_from(self.problems.len()).unwrap_or(0);
+        if unlisted > 0 {
+            writeln!(f, "and {unlisted} more")?;
+        }
+        writeln!(f, "segments          {}", self.segments)?;
+        writeln!(f, "records           {}", self.records)?;
+        writeln!(f, "live blocks       {}", self.live_blocks)?;
+        writeln!(f, "live bytes        {}", self.live_bytes)?;
+        writeln!(f, "dead bytes        {}", self.dead_bytes)?;
+        writeln!(f, "not yet indexed   {}", self.unindexed_blocks)?;
+        writeln!(f, "tombstones        {}", self.tombstones)?;
+        writeln!(f, "namespaces        {}", self.namespaces)?;
+        writeln!(f, "index entries     {}", self.entries)?;
+        writeln!(f, "bytes read        {}", self.bytes_read)?;
+        writeln!(f, "problems          {}", self.problem_count)?;
+        writeln!(f, "blocks lost       {}", self.lost_blocks)
     }
 }
 

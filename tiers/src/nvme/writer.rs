@@ -132,21 +132,26 @@ impl Writer {
                 op = self.queue.recv() => op,
             };
             let Some(op) = op else { break };
-            let mut taken = Taken::default();
-            self.take(op, &mut taken);
-            self.gather(&mut taken).await;
-            let (items, urgent) = (std::mem::take(&mut taken.items), taken.urgent);
-            self.append(items, urgent).await;
-            self.pay().await;
-            self.keep_room().await;
-            if let Some(done) = taken.closing {
-                self.seal().await;
-                if done.send(()).is_err() {
-                    tracing::warn!("nvme closed later than anybody waited for it");
-                }
+            if self.serve(op).await {
                 break;
             }
         }
+    }
+
+    /// Does an operation, and those that come with it; true if that was the last one.
+    async fn serve(&mut self, op: Op) -> bool {
+        let mut taken = Taken::default();
+        self.take(op, &mut taken);
+        self.gather(&mut taken).await;
+        self.append(std::mem::take(&mut taken.items), taken.urgent).await;
+        self.pay().await;
+        self.keep_room().await;
+        let Some(done) = taken.closing else { return false };
+        self.seal().await;
+        if done.send(()).is_err() {
+            tracing::warn!("nvme closed later than anybody waited for it");
+        }
+        true
     }
 
     /// Takes what else is in the queue; waits a moment if that is little and nobody is in a hurry.

@@ -1,3 +1,5 @@
+//! Every byte of the format comes back, and no flipped bit of a header goes unnoticed.
+
 use super::*;
 use crate::{block::BlockHash, namespace::NamespaceId, nvme::index::IndexKey};
 

@@ -1,13 +1,12 @@
 //! A stack over a tier whose disk fails on demand: what its users get, and what it costs.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use prometheus_client::registry::Registry;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::task::JoinSet;
 
 use crate::{
     block::Hashes,
-    metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable, Secret},
     nvme::{
         NvmeConfig, NvmeMetrics, NvmeParts, NvmeStore,
@@ -17,7 +16,6 @@ use crate::{
         scan::{First, Scanner, read_first},
         verify::{Report, verify},
     },
-    stack::{Fetch, Stack, StackConfig},
     store::BlockStore,
     testing::{FaultyDevice, Fixture, MemoryIndex, VolatileDevice, block_bytes, hash_of, pack},
     tier::Tier,
@@ -70,10 +68,7 @@ impl Rig {
         let parts = NvmeParts { device, index, namespaces: Arc::clone(&namespaces), metrics };
         let (store, writer) = NvmeStore::new(self.config, parts).unwrap();
         let cold: Vec<Arc<dyn BlockStore>> = vec![Arc::<NvmeStore>::clone(&store)];
-        let config = StackConfig { dram_bytes: 4 << 20, index_blocks_max: 1 << 20, seed: 1 };
-        let metrics = TierMetrics::register(&mut Registry::default());
-        let stack = Stack::open(config, Arc::clone(&namespaces), cold, metrics).unwrap();
-        let fixture = Fixture { stack, namespaces };
+        let fixture = Fixture::over(4 << 20, 1 << 20, cold, namespaces).unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(writer.run());
         store.recovered().await.unwrap();
@@ -131,6 +126,22 @@ impl Rig {
     }
 }
 
+/// Opens the index as a server does, made anew if it is damaged; once the life before has let it go.
+#[cfg(feature = "rocksdb")]
+pub(super) async fn open_index(path: &std::path::Path) -> Arc<dyn Index> {
+    use crate::nvme::index::RocksIndex;
+    for _ in 0..500 {
+        match RocksIndex::open(path, 4 << 20) {
+            Ok(index) => return Arc::new(index),
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                RocksIndex::destroy(path).unwrap();
+            }
+            Err(_held) => tokio::time::sleep(std::time::Duration::from_millis(20)).await,
+        }
+    }
+    panic!("the index stays held");
+}
+
 /// A stack over a tier that runs.
 pub(super) struct Life {
     pub(super) store: Arc<NvmeStore>,
@@ -168,14 +179,12 @@ impl Life {
     pub(super) async fn hits(&self, numbers: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
         let mut hits = BTreeSet::new();
         for number in numbers {
-            let deadline = Instant::now() + Duration::from_secs(10);
-            let hash = hash_of(number);
-            let got = self.fixture.stack.get(&self.namespace, hash, &[], deadline).await.unwrap();
-            let Fetch::Hit(block) = got else { continue };
-            for (part, spec) in (0..).zip(self.namespace.layout().parts()) {
-                let right = block_bytes(&self.namespace, number, part, spec.bytes as usize);
-                assert!(block.part(part).unwrap().as_ref() == right, "block {number} is wrong");
-            }
+            let Some(read) = self.fixture.read(&self.namespace, number).await else { continue };
+            let parts = (0..).zip(self.namespace.layout().parts());
+            let right = parts.map(|(part, spec)| {
+                block_bytes(&self.namespace, number, part, spec.bytes as usize)
+            });
+            assert!(read == right.collect::<Vec<_>>(), "block {number} is wrong");
             hits.insert(number);
         }
         hits

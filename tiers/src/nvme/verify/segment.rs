@@ -17,6 +17,20 @@ struct Unnamed {
     unit: u32,
 }
 
+/// The entries of a table that are still to be met.
+type Table = std::iter::Peekable<std::vec::IntoIter<Entry>>;
+
+/// Whether the table says of this record what it is, if there is a table.
+fn is_in_table(table: &mut Option<Table>, found: &Entry) -> bool {
+    let Some(table) = table else { return true };
+    if table.next_if(|entry| entry == found).is_some() {
+        return true;
+    }
+    // Behind it they may agree again.
+    while table.next_if(|entry| entry.unit <= found.unit).is_some() {}
+    false
+}
+
 impl Check<'_> {
     /// Reads all records of a segment.
     pub(super) async fn records(&mut self, id: SegmentId, generation: u64, file_bytes: u64) {
@@ -30,14 +44,9 @@ impl Check<'_> {
         let mut scanner = Scanner::new(device, id, generation, (0, end)).searching();
         while let Some(scanned) = scanner.next(false).await {
             self.report.records += 1;
-            if let Some(table) = &mut table
-                && table.next_if(|entry| *entry == scanned.entry).is_none()
-            {
-                // One record that the table does not have, or has otherwise: behind it they may agree.
-                while table.next_if(|entry| entry.unit <= scanned.entry.unit).is_some() {}
-                if scanner.holes().is_empty() {
-                    self.report.add(id, scanned.entry.unit, What::Table, 0);
-                }
+            // What lies in a hole only the table has.
+            if !is_in_table(&mut table, &scanned.entry) && scanner.holes().is_empty() {
+                self.report.add(id, scanned.entry.unit, What::Table, 0);
             }
             match scanned.entry.kind {
                 Kind::Block => {
@@ -49,12 +58,25 @@ impl Check<'_> {
                 Kind::Namespace => self.namespace(id, &scanned),
             }
         }
+        self.end(&scanner, (id, file_bytes), (data_bytes, indexed), &mut summary).await;
+        self.lacking(id, &unnamed);
+        self.summaries.insert(id, summary);
+    }
+
+    /// What is between and behind the records that were found.
+    async fn end(
+        &mut self,
+        scanner: &Scanner<'_>,
+        (id, file_bytes): (SegmentId, u64),
+        (data_bytes, indexed): (Option<u64>, u64),
+        summary: &mut Summary,
+    ) {
         for hole in scanner.holes() {
             match &hole.trouble {
                 Trouble::Disk(_) => self.report.add(id, hole.from, What::Unreadable, 0),
                 Trouble::Damaged(_) => {}
             }
-            self.hole(&mut summary, id, (hole.from, hole.to));
+            self.hole(summary, id, (hole.from, hole.to));
         }
         // Where records must be: a sealed segment says it, and so does the index.
         let promised = data_bytes.unwrap_or(indexed).min(file_bytes);
@@ -63,7 +85,7 @@ impl Check<'_> {
             && (data_bytes.is_some() || self.is_written(id, scanner.at()).await)
         {
             let to = u32::try_from(promised / PAGE).unwrap_or(u32::MAX);
-            self.hole(&mut summary, id, (last, to));
+            self.hole(summary, id, (last, to));
             summary.end = to;
         } else {
             summary.end = last;
@@ -75,8 +97,6 @@ impl Check<'_> {
         if data_bytes.is_none() && scanner.at() + PAGE <= file_bytes {
             self.no_trailer(id, file_bytes).await;
         }
-        self.lacking(id, &unnamed);
-        self.summaries.insert(id, summary);
     }
 
     /// Where records end and what the table says, if the segment was sealed.
@@ -85,7 +105,7 @@ impl Check<'_> {
         id: SegmentId,
         generation: u64,
         file_bytes: u64,
-    ) -> (Option<u64>, Option<std::iter::Peekable<std::vec::IntoIter<Entry>>>) {
+    ) -> (Option<u64>, Option<Table>) {
         let trailer = read_trailer(self.device, id, generation, file_bytes).await;
         self.report.bytes_read += PAGE;
         let Ok(Some(trailer)) = trailer else { return (None, None) };
