@@ -26,4 +26,5 @@ mod sessions;
 mod shared_data;
 mod tidy;
 mod traces;
+mod verify;
 mod wire;

@@ -17,7 +17,7 @@ use super::{
     aligned::PAGE_BYTES,
     device::{SegmentId, SyncPoint},
     format::{Entry, Kind, Place, Tombstone},
-    index::Change,
+    index::{Change, IndexKey, Known},
     item::Item,
     scan::{Scanner, Trouble, read_table, read_trailer},
     segments::Segment,
@@ -67,6 +67,8 @@ struct Victim {
     entries: Vec<Entry>,
     /// For each entry: the last use, if it is a block that the map has here.
     ages: Vec<Option<u64>>,
+    /// Whether all of its records are in `entries`.
+    whole: bool,
 }
 
 impl Writer {
@@ -77,7 +79,9 @@ impl Writer {
         }
         let mut reclaimed = false;
         loop {
-            let made = if self.has_room() {
+            // Segments that were cut are small: it may take many to make room for one.
+            let over = !self.has_capacity();
+            let made = if !over && self.has_disk() {
                 self.create()
             } else {
                 Err(io::ErrorKind::StorageFull.into())
@@ -85,8 +89,9 @@ impl Writer {
             match made {
                 Ok(()) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                    if !reclaimed && Box::pin(self.reclaim(Keep::Nothing)).await {
-                        reclaimed = true;
+                    // Others may fill the disk: that is no reason to give them everything at once.
+                    if (over || !reclaimed) && Box::pin(self.reclaim(Keep::Nothing)).await {
+                        reclaimed |= !over;
                         continue;
                     }
                     if !self.reclaiming {
@@ -105,13 +110,15 @@ impl Writer {
         }
     }
 
-    /// Whether one more segment fits, by the configured capacity and by what the disk has left.
-    fn has_room(&self) -> bool {
+    /// Whether one more segment fits into the configured capacity.
+    fn has_capacity(&self) -> bool {
+        let file_bytes = self.core.segments.totals().file_bytes;
+        file_bytes.saturating_add(self.core.config.segment_bytes) <= self.core.config.capacity_bytes
+    }
+
+    /// Whether one more segment fits into what the disk has left.
+    fn has_disk(&self) -> bool {
         let segment = self.core.config.segment_bytes;
-        let totals = self.core.segments.totals();
-        if totals.file_bytes + segment > self.core.config.capacity_bytes {
-            return false;
-        }
         match self.core.device.space() {
             Ok(space) => {
                 let floor = (space.total_bytes / FLOOR_DIVISOR).min(FLOOR_BYTES_MAX);
@@ -133,7 +140,10 @@ impl Writer {
                 Keep::Nothing
             } else if totals.segments > crowd {
                 Keep::All
-            } else if self.core.segments.any_dead() || !self.has_room() {
+            } else if self.core.segments.dead().is_some()
+                || !self.has_capacity()
+                || !self.has_disk()
+            {
                 Keep::Hot
             } else {
                 return;
@@ -174,7 +184,8 @@ impl Writer {
             }
             Keep::Hot => {
                 self.survey.refresh(self.core.above().as_deref(), &closed);
-                let dead = closed.iter().position(|(_, s)| s.live_blocks == 0);
+                let dead = self.core.segments.dead();
+                let dead = dead.and_then(|dead| closed.iter().position(|(id, _)| *id == dead));
                 let due =
                     closed.first().filter(|(_, s)| s.passed_over >= PASSED_OVER_MAX).map(|_| 0);
                 let chosen = dead.or(due).or_else(|| self.survey.cheapest(&closed)).unwrap_or(0);
@@ -187,9 +198,9 @@ impl Writer {
         Some(self.look_at(id, segment).await)
     }
 
-    /// Finds out what is in a segment. What cannot be read is not in it.
+    /// Finds out what is in a segment.
     async fn look_at(&self, id: SegmentId, segment: Segment) -> Victim {
-        let entries = self.entries_of(id, &segment).await;
+        let (entries, whole) = self.entries_of(id, &segment).await;
         let wanted: Vec<Wanted> = entries.iter().map(|entry| wanted(id, entry)).collect();
         let mut ages = match self.core.above() {
             Some(above) => above.ages(Tier::Nvme, &wanted),
@@ -201,30 +212,30 @@ impl Writer {
                 *age = None;
             }
         }
-        Victim { id, segment, entries, ages }
+        let victim = Victim { id, segment, entries, ages, whole };
+        let tombstone_bytes = victim.tombstone_bytes();
+        self.core.segments.update(id, |segment| segment.tombstone_bytes = tombstone_bytes);
+        victim
     }
 
-    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> Vec<Entry> {
+    /// The records of a segment, and whether that are all of them.
+    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> (Vec<Entry>, bool) {
         let device = self.core.device.as_ref();
         let trailer = read_trailer(device, id, segment.generation, segment.file_bytes).await;
         if let Ok(Some(trailer)) = trailer
             && let Ok(table) = read_table(device, id, &trailer).await
         {
-            return table.into_entries();
+            return (table.into_entries(), true);
         }
         let range = (0, segment.data_bytes);
-        let mut scanner = Scanner::new(device, id, segment.generation, range);
+        let mut scanner = Scanner::new(device, id, segment.generation, range).searching();
         let mut entries = Vec::new();
-        loop {
-            match scanner.next(false).await {
-                Ok(Some(scanned)) => entries.push(scanned.entry),
-                Ok(None) => return entries,
-                Err(trouble) => {
-                    self.note(id, &trouble);
-                    return entries;
-                }
-            }
+        while let Some(scanned) = scanner.next(false).await {
+            entries.push(scanned.entry);
         }
+        let whole = scanner.at() >= segment.data_bytes && scanner.holes().is_empty();
+        scanner.holes().iter().for_each(|hole| self.note(id, &hole.trouble));
+        (entries, whole)
     }
 
     pub(super) fn note(&self, id: SegmentId, trouble: &Trouble) {
@@ -274,8 +285,8 @@ impl Writer {
                     .filter(|tombstone| segments.any_up_to(tombstone.barrier.segment, victim.id)),
             );
         }
-        let items =
-            kept.chunks(super::TOMBSTONES_MAX).map(|kept| Item::old_tombstones(kept.to_vec()));
+        let fit = Self::tombstones_max(self.core.config.segment_bytes);
+        let items = kept.chunks(fit).map(|kept| Item::old_tombstones(kept.to_vec()));
         let items: Vec<Item> = items.collect();
         items.is_empty() || self.append(items, false).await
     }
@@ -321,23 +332,33 @@ impl Writer {
         scanner.read_record(true).await
     }
 
-    /// Event and map, then the index.
+    /// Event and map, then the index. What the index cannot tell leaves as well.
     fn let_go(&mut self, victim: &Victim) {
         let blocks = victim.entries.iter().filter(|entry| entry.kind == Kind::Block);
-        let mut leaving = Vec::new();
-        for entry in blocks {
-            let here = wanted(victim.id, entry);
-            let current = self.current(&entry.key).and_then(|(place, _)| place.location());
-            if current == Some(here.location) {
-                leaving.push(here);
-            }
+        let mut leaving: Vec<Wanted> = blocks.map(|entry| wanted(victim.id, entry)).collect();
+        if !victim.whole {
+            leaving.extend(self.indexed_in(victim.id));
         }
+        let mut unknown = 0;
+        leaving.retain(|block| {
+            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            match self.look_up(&key) {
+                Ok(current) => {
+                    current.and_then(|(place, _)| place.location()) == Some(block.location)
+                }
+                Err(_error) => {
+                    unknown += 1;
+                    true
+                }
+            }
+        });
+        self.core.metrics.errors(OpLabel::Index).inc_by(unknown);
         if let Some(above) = self.core.above() {
             above.leaving(Tier::Nvme, &leaving);
         }
-        let removed = leaving.iter().map(|block| {
-            Change::Remove(super::index::IndexKey { namespace: block.namespace, hash: block.hash })
-        });
+        let removed = leaving
+            .iter()
+            .map(|block| Change::Remove(IndexKey { namespace: block.namespace, hash: block.hash }));
         let changes: Vec<Change> = removed.collect();
         let count = u64::try_from(leaving.len()).unwrap_or(u64::MAX);
         self.core.metrics.reclaimed_blocks.inc_by(count);
@@ -348,14 +369,34 @@ impl Writer {
         }
     }
 
+    /// What the index has in a segment whose records cannot all be read: a look at all of it.
+    fn indexed_in(&self, id: SegmentId) -> Vec<Wanted> {
+        let mut found = Vec::new();
+        let loaded = self.core.index.load(&mut |known| {
+            if let Known::Block(IndexKey { namespace, hash }, entry) = known
+                && Place::of(entry.location).segment == id
+            {
+                found.push(Wanted { namespace, hash, location: entry.location });
+            }
+            Ok(())
+        });
+        if let Err(error) = loaded {
+            self.core.metrics.errors(OpLabel::Index).inc();
+            tracing::warn!(%error, "nvme index cannot be read");
+        }
+        found
+    }
+
     fn delete(&mut self, victim: &Victim) -> bool {
-        self.core.segments.remove(victim.id);
+        let segment = self.core.segments.remove(victim.id);
         if let Err(error) = self.core.device.remove(victim.id) {
             self.core.metrics.errors(OpLabel::Create).inc();
             tracing::warn!(%error, segment = victim.id.0, "nvme segment cannot be deleted");
             // Its room is not free. It has no live block: the next try, or a restart, deletes it.
-            let segment = Segment { live_bytes: 0, live_blocks: 0, ..victim.segment.clone() };
-            self.core.segments.insert(victim.id, segment);
+            if let Some(segment) = segment {
+                let segment = Segment { live_bytes: 0, live_blocks: 0, ..segment };
+                self.core.segments.insert(victim.id, segment);
+            }
             self.core.state.failed(&error);
             return false;
         }
@@ -378,6 +419,11 @@ impl Writer {
 }
 
 impl Victim {
+    fn tombstone_bytes(&self) -> u64 {
+        let tombstones = self.entries.iter().filter(|entry| entry.kind == Kind::Tombstones);
+        tombstones.map(record_bytes).sum()
+    }
+
     /// The blocks to keep, in their order: those used after `cold`, up to `bytes_max`, hottest first.
     fn chosen(&self, cold: u64, bytes_max: u64) -> Vec<&Entry> {
         let aged = self.entries.iter().zip(&self.ages);

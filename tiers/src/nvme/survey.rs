@@ -54,10 +54,15 @@ impl Survey {
         self.cold
     }
 
-    /// The segment whose room costs the least writing: hot bytes for each byte that becomes free.
+    /// The segment whose room costs the least writing: what must be written again for each byte that
+    /// becomes free.
     pub(super) fn cheapest(&self, closed: &[(SegmentId, Segment)]) -> Option<usize> {
+        let oldest = closed.first().map(|(id, _)| *id);
         let cost = |(id, segment): &(SegmentId, Segment)| {
-            let hot = self.hot_bytes.get(id).copied().unwrap_or(0).min(segment.file_bytes);
+            let hot = self.hot_bytes.get(id).copied().unwrap_or(0);
+            // Those of the oldest have nothing to kill any more.
+            let tombstones = if Some(*id) == oldest { 0 } else { segment.tombstone_bytes };
+            let hot = hot.saturating_add(tombstones).min(segment.file_bytes);
             (u128::from(hot) << 32) / u128::from(segment.file_bytes.saturating_sub(hot).max(1))
         };
         let known = closed.iter().take_while(|(id, _)| Some(*id) <= self.newest);
