@@ -6,7 +6,7 @@
 //! (benches/checksum.rs), which the stack does after a read.
 //!
 //! ```text
-//! cargo bench --bench nvme --profile dev -- all          (or: device, demotion, restart)
+//! cargo bench --bench nvme --profile dev -- all          (or: device, demotion, restart, estimates)
 //! KVSTRATA_BENCH_DIRECTORY=/somewhere/on/the/disk        (default: target/)
 //! ```
 //! The dev profile is optimised, and RocksDB is not compiled a second time for it. Needs fio.
@@ -24,6 +24,11 @@
 
 #[path = "nvme/device.rs"]
 mod device;
+#[path = "nvme/estimates.rs"]
+mod estimates;
+#[path = "../integration/harness.rs"]
+#[allow(dead_code, reason = "shared with the integration tests, which use all of it")]
+mod harness;
 #[path = "nvme/restart.rs"]
 mod restart;
 mod support;
@@ -35,8 +40,8 @@ fn main() {
     let parts: Vec<String> =
         std::env::args().skip(1).filter(|part| !part.starts_with('-')).collect();
     let wanted = |part: &str| parts.iter().any(|given| given == part || given == "all");
-    if !["all", "device", "demotion", "restart"].into_iter().any(wanted) {
-        println!("name a part: all, device, demotion, restart");
+    if !["all", "device", "demotion", "restart", "estimates"].into_iter().any(wanted) {
+        println!("name a part: all, device, demotion, restart, estimates");
     }
     if wanted("device") {
         runtime.block_on(device::against_fio());
@@ -46,5 +51,8 @@ fn main() {
     }
     if wanted("restart") {
         runtime.block_on(restart::of_a_million_blocks());
+    }
+    if wanted("estimates") {
+        runtime.block_on(estimates::while_throttled());
     }
 }

@@ -29,4 +29,5 @@ mod skipped;
 mod tidy;
 mod tmpfs;
 mod traces;
+mod verify;
 mod wire;

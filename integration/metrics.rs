@@ -18,7 +18,10 @@ fn families(page: &str) -> BTreeSet<(String, String)> {
 
 #[tokio::test]
 async fn every_family_is_documented_and_no_other_is() {
-    let server = Server::builder().dram("8MiB").start().await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let server = Server::builder().dram("8MiB").set("nvme.path", path);
+    let server = server.set("nvme.capacity", "64MiB").start().await;
     let (status, page) = server.page("/metrics").await;
     assert_eq!(status, 200);
     assert!(page.ends_with("# EOF\n"));

@@ -68,8 +68,11 @@ struct GetCall {
     stop_at_miss: bool,
     deadline: Instant,
     found: BoxStream<'static, Found>,
-    /// What is touched at the end; none under a lease, whose release does that.
-    unleased: Option<(Arc<Namespace>, Bytes)>,
+    /// What is asked for.
+    asked: (Arc<Namespace>, Bytes),
+    /// From where on the request is touched at its end. What a lease covers is not: its release does
+    /// that. A lease covers the head that was in dram; behind it are blocks loaded now.
+    touch_from: Option<u32>,
     delivered: Delivered,
     position: u32,
     count: u32,
@@ -82,9 +85,9 @@ impl GetCall {
         let count = namespace.hashes(&request.hashes, GET_BLOCKS_MAX, "hashes")?.len();
         let wait =
             period("deadline_ms", request.deadline_ms, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX)?;
-        let unleased =
-            request.lease_id.is_empty().then(|| (Arc::clone(&namespace), request.hashes.clone()));
-        if unleased.is_none() {
+        let touch_from = request.lease_id.is_empty().then_some(0);
+        let asked = (Arc::clone(&namespace), request.hashes.clone());
+        if touch_from.is_none() {
             let session = SessionId::read("session_id", &request.session_id)?;
             node.leases.check(session, LeaseId::read("lease_id", &request.lease_id)?)?;
         }
@@ -108,7 +111,8 @@ impl GetCall {
             stop_at_miss: request.stop_at_miss,
             deadline,
             found,
-            unleased,
+            asked,
+            touch_from,
             delivered: Delivered::new(node.stack.clone()),
             position: 0,
             count: convert::count(count),
@@ -153,10 +157,13 @@ impl GetCall {
         }
     }
 
-    /// Counts the whole request as used, tail first, once.
+    /// Counts the request as used, tail first, once.
     fn touch(&mut self) -> Result<()> {
-        if let Some((namespace, hashes)) = self.unleased.take() {
-            self.stack.touch(&namespace, Hashes::new(&hashes, namespace.hash_bytes())?);
+        if let Some(from) = self.touch_from.take() {
+            let (namespace, hashes) = &self.asked;
+            let from = usize::try_from(from).unwrap_or(0) * namespace.hash_bytes();
+            let hashes = hashes.get(from..).unwrap_or_default();
+            self.stack.touch(namespace, Hashes::new(hashes, namespace.hash_bytes())?);
         }
         Ok(())
     }
@@ -166,6 +173,9 @@ impl GetCall {
         self.position = self.position.saturating_add(1);
         let missed = match found.fetch? {
             Fetch::Hit(block) => {
+                if block.tier() != Tier::Dram {
+                    self.touch_from.get_or_insert(position);
+                }
                 self.deliver(position, &block, found.elapsed);
                 None
             }

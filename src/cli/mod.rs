@@ -10,6 +10,7 @@ pub mod serve;
 pub mod stats;
 mod stdout;
 pub mod target;
+pub mod verify;
 
 use std::{
     io::{self, Write},
@@ -51,6 +52,8 @@ pub enum Command {
     Replay(replay::Args),
     /// Tell what caches of several sizes would hit on a trace.
     Plan(plan::Args),
+    /// Check an nvme tier's directory, offline.
+    Verify(verify::Args),
     /// Write a trace like those of coding agents.
     GenTrace(gen_trace::Args),
 }
@@ -103,6 +106,7 @@ pub async fn run() -> ExitCode {
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
         Command::Plan(args) => plan::run(&args).map_err(Failure::from),
+        Command::Verify(args) => verify::run(args).await.map_err(Failure::from),
         Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::from),
     };
     match result {

@@ -123,6 +123,10 @@ pub trait Above: Debug + Send + Sync + 'static {
 
     /// The age below which the coldest `share` (0 to 1) of the tier's blocks lie, from a sample.
     fn cold_age(&self, tier: Tier, share: f64) -> u64;
+
+    /// Tells `visit` of every block that the map has on the tier: its place, its bytes and its last
+    /// use. Walks the whole map, one shard after the other; `visit` must be short.
+    fn survey(&self, tier: Tier, visit: &mut dyn FnMut(Location, u32, u64));
 }
 
 /// A colder tier.

@@ -6,7 +6,7 @@ use hashbrown::HashTable;
 
 use super::{
     Hashed, code_of,
-    entry::{Entry, NO_CLASS, slot_bytes},
+    entry::{Entry, Location, NO_CLASS, slot_bytes},
     removed,
 };
 use crate::{
@@ -294,6 +294,15 @@ impl Shard {
     pub(crate) fn readable(&self) -> Vec<(BlockKey, Tier)> {
         let entries = self.slab.iter().flatten();
         entries.flat_map(|entry| entry.tiers().map(|tier| (entry.key, tier))).collect()
+    }
+
+    /// Visits the blocks that a colder tier has: place, bytes, last use.
+    pub(crate) fn survey(&self, tier: Tier, visit: &mut dyn FnMut(Location, u32, u64)) {
+        for entry in self.slab.iter().flatten() {
+            if let Some(location) = entry.cold(tier) {
+                visit(location, entry.len, entry.age);
+            }
+        }
     }
 
     /// Appends the last use of what `tier` has among `count` entries from place `from` on; places

@@ -6,13 +6,23 @@
 //! What no version can have written is `Corrupt`.
 
 use super::{
-    Identity, NamespaceSpec, PartSpec,
+    BlockLayout, Identity, NamespaceSpec, PartSpec,
     encode::{DOMAIN, KIND_ENGINE, KIND_OPAQUE},
 };
 use crate::error::{Error, ErrorKind, Result};
 
 /// What the domains of all versions begin with.
 const ANY_DOMAIN: &[u8] = b"kvstrata namespace v";
+
+/// The layout of blocks that an [encoded](super::Namespace::encoded) namespace declares, whoever's
+/// secret its id was made with.
+///
+/// # Errors
+/// `Corrupt` for bytes that no version can have written, `Unsupported` for those of a newer one.
+pub fn layout_of(encoded: &[u8]) -> Result<BlockLayout> {
+    let fields = encoded.split_first().map(|(_, fields)| fields);
+    decode(fields.ok_or_else(|| corrupt("empty"))?).map(|spec| BlockLayout::new(&spec))
+}
 
 /// Returns what `encoded` says.
 pub(super) fn decode(encoded: &[u8]) -> Result<NamespaceSpec> {

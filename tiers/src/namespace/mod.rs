@@ -18,6 +18,7 @@ mod table;
 
 use std::fmt;
 
+pub use decode::layout_of;
 pub use encode::foreign_hash;
 pub use layout::{BlockLayout, PartSpec};
 pub use table::{Namespace, NamespaceCounters, NamespaceTable, Opened, RootMismatch};

@@ -15,12 +15,14 @@ use super::{
     format::{Entry, Kind, Place, RecordHeader, SegmentHeader, Shape, Tombstone, checksum},
     index::{Change, IndexEntry, IndexKey},
     item::{Bytes, Item, Then},
+    reclaim::Refusal,
     seal::Open,
     writer::{GIVE_WAY_MAX, GROUP_BYTES_MAX, Writer},
 };
 use crate::{
     error::{Error, ErrorKind},
     map::Checksums,
+    namespace::NamespaceId,
 };
 use futures_util::{StreamExt, poll, stream::FuturesUnordered};
 
@@ -30,6 +32,13 @@ const PAGE: u64 = PAGE_BYTES as u64;
 const WRITES_URGENT: usize = 4;
 /// See [`WRITES_URGENT`].
 const WRITES_BACKGROUND: usize = 2;
+/// Changes that the index may have refused before writing ends: 10 MiB of memory, and more than any
+/// group has.
+const UNINDEXED_MAX: usize = 65_536;
+const TOO_LARGE: Refusal =
+    Refusal { kind: ErrorKind::Invalid, what: "write to nvme: it does not fit into a segment" };
+const FAILED: Refusal =
+    Refusal { kind: ErrorKind::Unavailable, what: "write to nvme: writing failed a moment ago" };
 
 /// A record with its place.
 struct Placed {
@@ -49,6 +58,8 @@ struct Group {
     latest: HashMap<IndexKey, Option<(Place, u64)>>,
     /// Places that die with it, and the bytes of their records.
     dead: Vec<(Place, u64)>,
+    /// Namespaces that the index hears of with it.
+    namespaces: Vec<NamespaceId>,
 }
 
 impl Writer {
@@ -59,18 +70,27 @@ impl Writer {
         let mut well = true;
         while !items.is_empty() {
             if let Err(why) = self.ensure_open().await {
-                for item in items.drain(..) {
-                    self.core.metrics.rejected(RejectLabel::State).inc();
-                    item.fail(Error::new(why.kind, why.what));
-                }
+                self.refuse_all(items, &why);
                 return false;
             }
             let group = self.place(&mut items);
-            let full = !items.is_empty();
-            well &= self.write(group, urgent).await;
-            if full {
-                self.seal_if_full(items.front()).await;
+            if group.placed.is_empty()
+                && self.open.as_ref().is_some_and(|open| open.at == 0)
+                && let Some(item) = items.pop_front()
+            {
+                // It would not fit into the next one either.
+                self.refuse(item, RejectLabel::Size, &TOO_LARGE);
+                well = false;
+                continue;
             }
+            let written = self.write(group, urgent).await;
+            well &= written;
+            if !written && self.open.is_none() && self.core.state.check().is_err() {
+                // Each further try would leave a segment behind.
+                self.refuse_all(items, &FAILED);
+                return false;
+            }
+            self.seal_if_full(items.front()).await;
         }
         well
     }
@@ -90,6 +110,12 @@ impl Writer {
                 break;
             }
             self.place_one(&mut open, &mut group, item);
+        }
+        if group.placed.is_empty() {
+            // Nothing of it is written: if it is new, its header is still to come.
+            open.at = group.start;
+            self.open = Some(open);
+            return group;
         }
         group.end = open.at;
         group.changes.push(Change::Indexed {
@@ -132,6 +158,7 @@ impl Writer {
         {
             let key = IndexKey { namespace: id, ..IndexKey::NONE };
             if self.known.insert(id) {
+                group.namespaces.push(id);
                 group.changes.push(Change::Namespace(id, encoded.clone()));
             }
             let note = Item::note(Kind::Namespace, key, encoded);
@@ -168,6 +195,17 @@ impl Writer {
                 group.changes.push(Change::Remove(key));
             }
         }
+        if matches!(item.then, Then::Owed) {
+            for Tombstone { key, barrier } in &item.tombstones {
+                let latest = group.latest.get(key).copied();
+                let latest = latest.unwrap_or_else(|| self.current(key));
+                if let Some((place, bytes)) = latest.filter(|(place, _)| place < barrier) {
+                    group.latest.insert(*key, None);
+                    group.dead.push((place, bytes));
+                    group.changes.push(Change::Remove(*key));
+                }
+            }
+        }
         if !item.tombstones.is_empty() {
             item.bytes = Bytes::Heap(Tombstone::encode_all(&item.tombstones));
         }
@@ -185,22 +223,25 @@ impl Writer {
             self.core.metrics.errors(OpLabel::Write).inc();
             self.stop_writes(&error);
             self.abandon();
-            return self.fail(group, "write records", &error);
+            return self.fail(id, group, "write records", &error);
         }
         self.core.metrics.syncs.inc();
         if let Err(error) = self.core.device.sync(id, SyncPoint::Records).await {
             self.core.metrics.errors(OpLabel::Sync).inc();
             self.core.state.poison(&error);
             self.abandon();
-            return self.fail(group, "sync records", &error);
+            return self.fail(id, group, "sync records", &error);
         }
-        if let Err(error) = self.index(&group.changes) {
+        let indexed = self.index(&group.changes);
+        self.account(id, &group);
+        if let Err(error) = indexed {
             self.core.metrics.errors(OpLabel::Index).inc();
             self.stop_writes(&error);
             // The records are in the log: the next group, or a restart, indexes them.
-            return self.fail(group, "index records", &error);
+            return self.fail_unindexed(id, group, &error);
         }
-        self.publish(id, group);
+        self.core.state.well();
+        self.answer(id, group);
         true
     }
 
@@ -215,16 +256,21 @@ impl Writer {
 
     /// Applies changes, behind those that could not be applied before: the index follows the log in
     /// its order, or recovery would take older records for newer ones. Opens the index again once if
-    /// that fails.
+    /// that fails. Too much that it does not take is the end of writing: a restart reads it in the log.
     pub(super) fn index(&mut self, changes: &[Change]) -> io::Result<()> {
+        if self.unindexed.len() > UNINDEXED_MAX {
+            return Err(io::Error::other("index: it has refused too many changes"));
+        }
         self.unindexed.extend_from_slice(changes);
         let applied = self.core.index.apply(&self.unindexed).or_else(|error| {
             tracing::warn!(%error, "nvme index refuses changes, opening it again");
             self.core.index.reopen()?;
             self.core.index.apply(&self.unindexed)
         });
-        if applied.is_ok() {
-            self.unindexed.clear();
+        match &applied {
+            Ok(()) => self.unindexed.clear(),
+            Err(error) if self.unindexed.len() > UNINDEXED_MAX => self.core.state.poison(error),
+            Err(_) => {}
         }
         applied
     }
@@ -287,20 +333,29 @@ impl Writer {
         written
     }
 
-    /// Makes a group readable and tells everybody.
-    fn publish(&mut self, id: SegmentId, group: Group) {
+    /// Makes a group readable.
+    fn account(&self, id: SegmentId, group: &Group) {
         let segments = &self.core.segments;
         segments.update(id, |segment| segment.data_bytes = group.end);
         for placed in &group.placed {
-            if placed.item.kind == Kind::Block {
-                segments.add_live(id, placed.header.shape().bytes());
+            let bytes = placed.header.shape().bytes();
+            match placed.item.kind {
+                Kind::Block => segments.add_live(id, bytes),
+                Kind::Tombstones => {
+                    segments.update(id, |segment| segment.tombstone_bytes += bytes);
+                }
+                Kind::Namespace => {}
             }
         }
         for (place, bytes) in &group.dead {
             segments.sub_live(place.segment, *bytes);
             segments.forbid(*place);
         }
-        self.core.state.well();
+    }
+
+    /// Tells everybody. What nobody knows of is owed a tombstone: it would come back with a restart,
+    /// whatever was removed meanwhile.
+    fn answer(&mut self, id: SegmentId, group: Group) {
         let mut bytes = [0, 0];
         for Placed { header, item } in group.placed {
             let place = Place { segment: id, unit: header.unit };
@@ -311,9 +366,11 @@ impl Writer {
                     let location = place.location();
                     let location =
                         location.ok_or_else(|| Error::new(ErrorKind::Internal, "name a place"));
-                    // Whoever asked may have gone: the record is then dead weight until reclaimed.
-                    drop(done.send(location));
+                    if done.send(location).is_err() {
+                        self.owe(item.key, place.next());
+                    }
                 }
+                // Whoever asked may have gone.
                 Then::Removed(done, _) => drop(done.send(Ok(()))),
                 Then::Moved(from) => {
                     *moved += header.shape().bytes();
@@ -321,10 +378,10 @@ impl Writer {
                     if let Some((above, to)) = known
                         && !above.moved(&from, to)
                     {
-                        tracing::debug!("a moved block is not in the map any more");
+                        self.owe(item.key, place.next());
                     }
                 }
-                Then::Nobody => {}
+                Then::Owed | Then::Nobody => {}
             }
         }
         let [appended, moved] = bytes;
@@ -332,26 +389,65 @@ impl Writer {
         self.core.metrics.moved_bytes.inc_by(moved);
     }
 
-    fn fail(&self, group: Group, doing: &'static str, error: &io::Error) -> bool {
-        for placed in group.placed {
+    /// Answers a group that was not written, or only in part.
+    fn fail(
+        &mut self,
+        id: SegmentId,
+        group: Group,
+        doing: &'static str,
+        error: &io::Error,
+    ) -> bool {
+        for namespace in &group.namespaces {
+            // The index has not heard of it.
+            self.known.remove(namespace);
+        }
+        let barrier = barrier_behind(id, group.end);
+        for Placed { item, .. } in group.placed {
             self.core.metrics.rejected(RejectLabel::Error).inc();
-            let kind = ErrorKind::Unavailable;
-            placed.item.fail(Error::new(kind, doing).because(error.to_string()));
+            let error = Error::new(ErrorKind::Unavailable, doing).because(error.to_string());
+            self.fail_one(item, barrier, error);
+        }
+        false
+    }
+
+    /// Answers a group that is in the log, and that the index did not take: what was removed is, and
+    /// what was put is removed again, because nobody will know of it.
+    fn fail_unindexed(&mut self, id: SegmentId, group: Group, error: &io::Error) -> bool {
+        let barrier = barrier_behind(id, group.end);
+        for Placed { item, .. } in group.placed {
+            match item.then {
+                Then::Removed(done, _) => drop(done.send(Ok(()))),
+                Then::Put(_) | Then::Moved(_) => {
+                    self.core.metrics.rejected(RejectLabel::Error).inc();
+                    let what = Error::new(ErrorKind::Unavailable, "index records");
+                    self.fail_one(item, barrier, what.because(error.to_string()));
+                }
+                Then::Owed | Then::Nobody => {}
+            }
         }
         false
     }
 
     /// Stops writing to the open segment. What is on the disk behind its last good record is unknown
-    /// and was refused: the index is told that there is nothing to be found.
+    /// and was refused: the index is told, at once if it can be, that there is nothing to be found.
     fn abandon(&mut self) {
         let Some(open) = self.open.take() else { return };
         self.core.segments.update(open.id, |segment| segment.closed = true);
-        self.unindexed.push(Change::Indexed {
+        let done_with = Change::Indexed {
             segment: open.id,
             generation: open.generation,
             bytes: self.core.config.segment_bytes,
-        });
+        };
+        if let Err(error) = self.index(&[done_with]) {
+            self.core.metrics.errors(OpLabel::Index).inc();
+            tracing::warn!(%error, segment = open.id.0, "nvme index does not hear of a failed write");
+        }
     }
+}
+
+/// Kills all that was placed in a segment so far.
+fn barrier_behind(id: SegmentId, bytes: u64) -> Place {
+    Place { segment: id, unit: u32::try_from(bytes / PAGE).unwrap_or(u32::MAX) }
 }
 
 fn header_of(open: &mut Open, item: &Item) -> RecordHeader {

@@ -12,6 +12,7 @@
 //! volatile double must be able to lose a file.
 
 use std::{
+    any::Any,
     fmt::{self, Debug},
     io,
     path::Path,
@@ -75,13 +76,20 @@ pub struct Landing {
     /// I/O cannot fill ([`BlockWriter::pages_mut`]) is left alone and not counted.
     pub body: Option<BlockWriter>,
     filled: usize,
+    _holder: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Landing {
     /// Nothing of it is filled.
     #[must_use]
     pub fn new(head: AlignedBuf, body: Option<BlockWriter>) -> Self {
-        Self { head, body, filled: 0 }
+        Self { head, body, filled: 0, _holder: None }
+    }
+
+    /// Keeps `holder` for as long as the memory: also when nobody waits for the read any more.
+    #[must_use]
+    pub fn held_by(self, holder: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { _holder: Some(holder), ..self }
     }
 
     /// Bytes that a read should deliver in all: a multiple of [`PAGE_BYTES`].

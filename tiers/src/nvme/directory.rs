@@ -177,6 +177,36 @@ impl Directory {
         Err(DirectoryError::Io { path: own, doing: "lock the tier's directory", source })
     }
 
+    /// Takes the directory in `path`, whichever node's it is, for somebody who only looks at it. The
+    /// reason if it holds nothing that can be looked at.
+    ///
+    /// # Errors
+    /// If another process has it open, or it cannot be read.
+    ///
+    /// # Blocking
+    /// For some reads of the disk.
+    pub fn inspect(path: &Path) -> Result<Result<Self, Reason>, DirectoryError> {
+        let own = path.join(NAME);
+        let identity = |own: &Path| match read_limited(&own.join(IDENTITY), IDENTITY_BYTES_MAX) {
+            Ok(bytes) => Ok(Identity::of_text(&String::from_utf8(bytes).unwrap_or_default())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Err(Reason::New)),
+            Err(source) => {
+                Err(DirectoryError::Io { path: own.to_owned(), doing: "read its identity", source })
+            }
+        };
+        // Nothing is made in what is not a tier's directory, not even a lock.
+        if let Err(reason) = identity(&own)? {
+            return Ok(Err(reason));
+        }
+        let Some(lock) = lock(&own)? else { return Ok(Err(Reason::New)) };
+        let found = identity(&own)?;
+        let open = |identity: Identity| {
+            let store = identity.store;
+            Self { path: own, store, started_empty: None, _lock: lock }
+        };
+        Ok(found.map(open))
+    }
+
     /// Where segments are.
     #[must_use]
     pub fn segments(&self) -> PathBuf {

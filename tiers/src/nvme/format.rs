@@ -32,7 +32,9 @@
 //! page. A record header tells its own place and the generation of its segment, so that a page which
 //! went to another place, or was left there by another segment, is not taken for a record.
 //!
-//! A version that is not known is passed over as a whole: the segment is dropped at the start.
+//! Upgrades: a version that is not known is passed over as a whole. Its segment is left alone at the
+//! start, its number is not used, and its blocks are misses, until a program that knows it comes back.
+//! Version N reads what N-1 wrote.
 
 mod fields;
 mod record;
@@ -96,6 +98,12 @@ impl Place {
         let fits = self.unit >> UNIT_BITS == 0 && self.segment.0 >> (64 - UNIT_BITS) == 0;
         let packed = (self.segment.0 << UNIT_BITS) | u64::from(self.unit);
         NonZeroU64::new(packed).filter(|_| fits).map(Location)
+    }
+
+    /// The place of the next page: a barrier that kills what is at this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self { unit: self.unit.saturating_add(1), ..self }
     }
 
     /// The place that a location names.

@@ -7,7 +7,7 @@ use super::{
     index::{IndexEntry, IndexKey},
 };
 use crate::{
-    error::{Error, Result},
+    error::Result,
     map::{Checksums, Location},
     namespace::{Namespace, NamespaceId},
     store::{Outgoing, Payload, Wanted},
@@ -36,6 +36,8 @@ pub(super) enum Then {
     Removed(oneshot::Sender<Result<()>>, Vec<Wanted>),
     /// Copied from another place.
     Moved(Wanted),
+    /// Tombstones that could not be written before.
+    Owed,
     Nobody,
 }
 
@@ -83,6 +85,11 @@ impl Item {
         Self { tombstones, ..Self::note(Kind::Tombstones, IndexKey::NONE, Vec::new()) }
     }
 
+    /// Tombstones that could not be written before.
+    pub(super) fn owed(tombstones: Vec<Tombstone>) -> Self {
+        Self { then: Then::Owed, ..Self::old_tombstones(tombstones) }
+    }
+
     /// A block that another segment held.
     pub(super) fn moved(
         from: Wanted,
@@ -118,7 +125,7 @@ impl Item {
     fn payload_len(&self) -> usize {
         let removed = match &self.then {
             Then::Removed(_, blocks) => blocks.len(),
-            Then::Put(_) | Then::Moved(_) | Then::Nobody => 0,
+            Then::Put(_) | Then::Moved(_) | Then::Owed | Then::Nobody => 0,
         };
         let tombstones = removed + self.tombstones.len();
         if tombstones > 0 { tombstones * Tombstone::BYTES } else { self.bytes.as_ref().len() }
@@ -127,15 +134,6 @@ impl Item {
     /// Bytes of the record.
     pub(super) fn bytes(&self) -> u64 {
         Shape::of(self.sums.len(), self.payload_len()).bytes()
-    }
-
-    pub(super) fn fail(self, error: Error) {
-        // Whoever asked may have gone.
-        match self.then {
-            Then::Put(done) => drop(done.send(Err(error))),
-            Then::Removed(done, _) => drop(done.send(Err(error))),
-            Then::Moved(_) | Then::Nobody => {}
-        }
     }
 }
 

@@ -29,7 +29,9 @@ pub mod directory;
 pub mod format;
 pub mod index;
 mod item;
+mod lost;
 mod metrics;
+mod owed;
 mod posix;
 mod pread;
 mod reader;
@@ -40,8 +42,10 @@ mod scan;
 mod seal;
 mod segments;
 mod state;
+mod survey;
 mod turn;
 mod uring;
+pub mod verify;
 mod writer;
 
 use std::{
@@ -54,8 +58,14 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use self::{
-    device::Device, format::SEGMENT_BYTES_MAX, index::Index, reader::Reads, segments::Segments,
-    state::WriteState, writer::Op,
+    device::Device,
+    format::SEGMENT_BYTES_MAX,
+    index::{Change, Index, IndexKey},
+    lost::Lost,
+    reader::Reads,
+    segments::Segments,
+    state::WriteState,
+    writer::Op,
 };
 pub use self::{
     metrics::{DamageLabel, NvmeMetrics, OpLabel, RejectLabel, StateLabel},
@@ -145,7 +155,9 @@ struct Core {
     metrics: NvmeMetrics,
     segments: Segments,
     state: WriteState,
-    reads: Reads,
+    reads: Arc<Reads>,
+    /// Blocks that readers found not to be where the index says.
+    lost: Lost,
     above: OnceLock<Weak<dyn Above>>,
     shed: Notify,
 }
@@ -180,7 +192,8 @@ impl NvmeStore {
             namespaces,
             segments: Segments::default(),
             state: WriteState::new(metrics.clone()),
-            reads: Reads::default(),
+            reads: Arc::default(),
+            lost: Lost::default(),
             metrics,
             above: OnceLock::new(),
             shed: Notify::new(),
@@ -212,13 +225,20 @@ impl NvmeStore {
         self.ops.lock().clone().ok_or_else(closed)
     }
 
-    /// Hands an operation to the writer and waits for its answer.
+    /// Hands an operation to the writer and waits for its answer, for as long as a disk may need.
     async fn ask<T>(&self, op: impl FnOnce(oneshot::Sender<Result<T>>) -> Op) -> Result<T> {
         let gone = |what: &'static str| Error::new(ErrorKind::Unavailable, what);
         let (done, answer) = oneshot::channel();
-        let queued = self.queue()?.send(op(done)).await;
-        queued.map_err(|_op| gone("write to nvme: its writer has ended"))?;
-        answer.await.map_err(|_dropped| gone("write to nvme: its writer ended meanwhile"))?
+        let queue = self.queue()?;
+        let asked = async {
+            let queued = queue.send(op(done)).await;
+            queued.map_err(|_op| gone("write to nvme: its writer has ended"))?;
+            answer.await.map_err(|_dropped| gone("write to nvme: its writer ended meanwhile"))?
+        };
+        let answered = tokio::time::timeout(ANSWER_DEADLINE, asked).await;
+        answered.map_err(|_elapsed| {
+            Error::new(ErrorKind::Timeout, "write to nvme: the disk does not answer")
+        })?
     }
 }
 
@@ -252,7 +272,11 @@ impl BlockStore for NvmeStore {
             for block in blocks {
                 self.core.segments.forbid(format::Place::of(block.location));
             }
-            let asked = blocks.chunks(TOMBSTONES_MAX).map(<[Wanted]>::to_vec);
+            if self.ops.lock().is_none() {
+                return self.core.remove_closed(blocks);
+            }
+            let fit = Writer::tombstones_max(self.core.config.segment_bytes);
+            let asked = blocks.chunks(fit).map(<[Wanted]>::to_vec);
             let asked = asked.map(|blocks| self.ask(|done| Op::Remove { blocks, done }));
             join_all(asked).await.into_iter().collect()
         })
@@ -277,22 +301,43 @@ impl BlockStore for NvmeStore {
             let Some(ops) = self.ops.lock().take() else { return Ok(()) };
             let (done, closed) = oneshot::channel();
             let ended = || Error::new(ErrorKind::Unavailable, "close nvme: its writer has ended");
-            if ops.send(Op::Close { done }).await.is_err() {
-                return Err(ended());
-            }
-            drop(ops);
-            match tokio::time::timeout(CLOSE_DEADLINE, closed).await {
-                Ok(Ok(())) => Ok(()),
-                Ok(Err(_dropped)) => Err(ended()),
-                Err(_elapsed) => {
-                    let what = "close nvme: the disk does not answer";
-                    Err(Error::new(ErrorKind::Timeout, what))
-                }
-            }
+            let closing = async move {
+                // Behind a disk that hangs there may be no place in the queue.
+                ops.send(Op::Close { done }).await.map_err(|_op| ended())?;
+                drop(ops);
+                closed.await.map_err(|_dropped| ended())
+            };
+            let closed = tokio::time::timeout(CLOSE_DEADLINE, closing).await;
+            closed.map_err(|_elapsed| {
+                Error::new(ErrorKind::Timeout, "close nvme: the disk does not answer")
+            })?
         })
     }
 }
 
+impl Core {
+    /// Takes blocks out of the index when no tombstone can be written any more: unless the index is
+    /// lost, they stay removed.
+    fn remove_closed(&self, blocks: &[Wanted]) -> Result<()> {
+        let there = |block: &&Wanted| {
+            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            let entry = self.index.get(&key).ok().flatten();
+            entry.is_some_and(|entry| entry.location == block.location)
+        };
+        let removed = blocks
+            .iter()
+            .filter(there)
+            .map(|block| Change::Remove(IndexKey { namespace: block.namespace, hash: block.hash }));
+        if let Err(error) = self.index.apply(&removed.collect::<Vec<_>>()) {
+            tracing::warn!(%error, "removed nvme blocks may come back with a restart");
+        }
+        Err(Error::new(ErrorKind::Unavailable, "write tombstones to the closed nvme tier"))
+    }
+}
+
+/// How long a put or a removal waits for the disk: far longer than one that works needs for a full
+/// queue and some reclaiming. What is written later all the same is removed again.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 /// How long closing waits for the disk: what is accepted is written in less, or never.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 

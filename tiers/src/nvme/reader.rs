@@ -3,7 +3,10 @@
 use std::{
     collections::HashSet,
     io,
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -14,7 +17,7 @@ use super::{
     Core, DamageLabel, OpLabel,
     aligned::{AlignedBuf, PAGE_BYTES},
     device::{Landing, read_full},
-    format::{Damage, Kind, Place, RecordHeader, Shape},
+    format::{Kind, Place, RecordHeader, Shape},
     index::IndexKey,
 };
 use crate::{
@@ -40,15 +43,16 @@ pub(super) struct Reads {
     suspects: Mutex<HashSet<Location>>,
 }
 
-/// Counts one read while it exists.
-struct Reading<'a>(&'a Reads);
+/// Counts one read while it exists. The buffer of the read holds it, too: a read that nobody waits for
+/// any more counts until the disk is done with it, so that a disk that hangs has a bounded number.
+struct Reading(Arc<Reads>);
 
 impl Reads {
-    fn begin(&self) -> Option<Reading<'_>> {
+    fn begin(self: &Arc<Self>) -> Option<Arc<Reading>> {
         // Relaxed: a bound, and a hint for the writer.
         let before = self.count.fetch_add(1, Ordering::Relaxed);
-        let reading = Reading(self);
-        (before < READS_MAX).then_some(reading)
+        let reading = Reading(Arc::clone(self));
+        (before < READS_MAX).then(|| Arc::new(reading))
     }
 
     /// Waits until no read is under way, at most for `patience`.
@@ -69,7 +73,7 @@ impl Reads {
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for Reading {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.0.idle.notify_waiters();
@@ -81,11 +85,11 @@ impl Core {
     pub(super) async fn get(&self, wanted: Wanted, into: BlockWriter) -> Result<Load> {
         let place = Place::of(wanted.location);
         let Some(generation) = self.segments.readable(place) else { return Ok(Load::Miss) };
-        let Some(_reading) = self.reads.begin() else {
+        let Some(reading) = self.reads.begin() else {
             self.metrics.reads_refused.inc();
             return Ok(Load::Busy(RETRY_AFTER_BUSY));
         };
-        let asked = Asked { wanted, place, generation };
+        let asked = Asked { wanted, place, generation, reading };
         match timeout(READ_DEADLINE, self.read(&asked, into)).await {
             Ok(Ok(load)) => Ok(load),
             Ok(Err(error)) => self.failed_read(&asked, error),
@@ -98,12 +102,18 @@ impl Core {
 
     /// A failed read is a block that cannot be had now; failing twice it is given up.
     fn failed_read(&self, asked: &Asked, error: io::Error) -> Result<Load> {
+        if self.segments.readable(asked.place) != Some(asked.generation) {
+            // It left meanwhile, and its file with it.
+            return Ok(Load::Miss);
+        }
         self.metrics.errors(OpLabel::Read).inc();
         if error.kind() == io::ErrorKind::UnexpectedEof {
             self.metrics.damaged(DamageLabel::Header).inc();
+            self.lost.note(asked.wanted);
             return Ok(Load::Miss);
         }
         if self.reads.is_lost(asked.wanted.location) {
+            self.lost.note(asked.wanted);
             return Ok(Load::Miss);
         }
         let what = format!("read {:?} at page {}", asked.place.segment, asked.place.unit);
@@ -166,6 +176,7 @@ impl Core {
         landing: Landing,
     ) -> io::Result<Landing> {
         let offset = asked.place.offset() + u64::try_from(behind).unwrap_or(0);
+        let landing = landing.held_by(Arc::<Reading>::clone(&asked.reading));
         let (landing, read) =
             read_full(self.device.as_ref(), asked.place.segment, offset, landing).await;
         read.map(|()| landing)
@@ -179,12 +190,8 @@ impl Core {
             Err(damage) => {
                 let key = asked.wanted.hash;
                 tracing::error!(?damage, hash = ?key, "nvme record header is damaged");
-                let what = match damage {
-                    Damage::Foreign | Damage::Version | Damage::Checksum | Damage::Misplaced => {
-                        DamageLabel::Header
-                    }
-                };
-                self.metrics.damaged(what).inc();
+                self.metrics.damaged(DamageLabel::Header).inc();
+                self.lost.note(asked.wanted);
                 return None;
             }
         };
@@ -192,6 +199,11 @@ impl Core {
         let same = header.kind == Kind::Block
             && header.key == key
             && usize::try_from(header.len) == Ok(len);
+        if !same {
+            tracing::error!(hash = ?key.hash, "nvme index names the record of another block");
+            self.metrics.damaged(DamageLabel::Index).inc();
+            self.lost.note(asked.wanted);
+        }
         // Removed or reclaimed while it was read: the promise to the remover comes first.
         let readable = self.segments.readable(asked.place) == Some(asked.generation);
         (same && readable).then_some(header)
@@ -203,6 +215,7 @@ struct Asked {
     wanted: Wanted,
     place: Place,
     generation: u64,
+    reading: Arc<Reading>,
 }
 
 fn copy(from: &[u8], into: &mut BlockWriter) {

@@ -1,6 +1,6 @@
 //! Keeping room: which segment goes, what of it is written again, and in which order it leaves.
 //!
-//! Of the oldest segments the one with the least that is hot goes. *Hot* is what was used more
+//! The segment goes whose room costs the least writing, see [`survey`](super::survey). *Hot* is what was used more
 //! recently than the coldest share of all blocks on the tier, by the ages of the one map: so the order
 //! in which blocks leave is that of their last use, as if the tier were one list, and not that of
 //! their writing. What is hot is appended again, within the write budget and never more than most of
@@ -23,7 +23,7 @@ use super::{
     aligned::PAGE_BYTES,
     device::{SegmentId, SyncPoint},
     format::{Entry, Kind, Place, Tombstone},
-    index::Change,
+    index::{Change, IndexKey, Known},
     item::Item,
     scan::{Scanner, Trouble, read_table, read_trailer},
     segments::Segment,
@@ -31,12 +31,8 @@ use super::{
 };
 use crate::{error::ErrorKind, store::Wanted, tier::Tier};
 
-/// How many of the oldest segments are compared.
-const CANDIDATES: usize = 4;
 /// A segment that was passed over so often goes next, so that tombstones and numbers come to an end.
-const PASSED_OVER_MAX: u32 = 8;
-/// The share of the tier's blocks that is cold: what reclaiming may drop without looking further.
-const COLD_SHARE: f64 = 0.05;
+const PASSED_OVER_MAX: u32 = 256;
 /// The most of a segment that is written again, in percent.
 const KEEP_PERCENT_MAX: u64 = 75;
 /// The share of the write burst that writing again must leave for new blocks.
@@ -81,6 +77,8 @@ struct Victim {
     entries: Vec<Entry>,
     /// For each entry: the last use, if it is a block that the map has here.
     ages: Vec<Option<u64>>,
+    /// Whether all of its records are in `entries`.
+    whole: bool,
 }
 
 impl Writer {
@@ -91,8 +89,10 @@ impl Writer {
         }
         let mut reclaimed = false;
         loop {
+            // Segments that were cut are small: it may take many to make room for one.
+            let over = !self.fits_capacity();
             // What was just given back may be taken again, whatever else the disk lacks.
-            let made = if self.fits_capacity() && self.fits_disk(!reclaimed) {
+            let made = if !over && self.fits_disk(!reclaimed) {
                 self.create()
             } else {
                 Err(io::ErrorKind::StorageFull.into())
@@ -103,14 +103,13 @@ impl Writer {
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => {
-                    if !reclaimed
-                        && self.may_reclaim()
-                        && Box::pin(self.reclaim(Keep::Nothing)).await
-                    {
-                        reclaimed = true;
+                    // Others may fill the disk: that is no reason to give them everything.
+                    let may = over || !reclaimed && self.may_give_way();
+                    if may && Box::pin(self.reclaim(Keep::Nothing)).await {
+                        reclaimed |= !over;
                         continue;
                     }
-                    if reclaimed && self.fits_capacity() {
+                    if reclaimed && !over {
                         self.in_vain = Some(Instant::now());
                     }
                     if !self.reclaiming {
@@ -131,8 +130,8 @@ impl Writer {
 
     /// Whether the configured capacity allows one more segment.
     fn fits_capacity(&self) -> bool {
-        let totals = self.core.segments.totals();
-        totals.file_bytes + self.core.config.segment_bytes <= self.core.config.capacity_bytes
+        let file_bytes = self.core.segments.totals().file_bytes;
+        file_bytes.saturating_add(self.core.config.segment_bytes) <= self.core.config.capacity_bytes
     }
 
     /// Whether the disk has room for one more segment, and for what is left to others.
@@ -149,10 +148,10 @@ impl Writer {
         }
     }
 
-    /// Whether reclaiming for a new segment makes sense: not if others took what was reclaimed for
-    /// the last one.
-    fn may_reclaim(&self) -> bool {
-        !self.fits_capacity() || self.in_vain.is_none_or(|then| then.elapsed() >= IN_VAIN_PAUSE)
+    /// Whether reclaiming makes sense on a disk that others fill: not if they took what was reclaimed
+    /// for the last segment.
+    fn may_give_way(&self) -> bool {
+        self.in_vain.is_none_or(|then| then.elapsed() >= IN_VAIN_PAUSE)
     }
 
     /// Whether one more segment fits, or others have taken so much that nothing more is given up.
@@ -167,6 +166,7 @@ impl Writer {
     /// live one; or a few times.
     pub(super) async fn keep_room(&mut self) {
         for _ in 0..RECLAIMS_IN_A_ROW {
+            let has_room = self.has_room();
             let totals = self.core.segments.totals();
             let config = &self.core.config;
             let crowd = config.capacity_bytes / config.segment_bytes * 2 + SMALL_SEGMENTS_MAX;
@@ -174,7 +174,7 @@ impl Writer {
                 Keep::Nothing
             } else if totals.segments > crowd {
                 Keep::All
-            } else if self.core.segments.any_dead() || !self.has_room() {
+            } else if self.core.segments.dead().is_some() || !has_room {
                 Keep::Hot
             } else {
                 return;
@@ -214,35 +214,24 @@ impl Writer {
                 closed.truncate(1);
             }
             Keep::Hot => {
-                if let Some(dead) = closed.iter().position(|(_, s)| s.live_blocks == 0) {
-                    closed.swap(0, dead);
-                    closed.truncate(1);
-                }
-                let due = |(_, s): &(SegmentId, Segment)| s.passed_over >= PASSED_OVER_MAX;
-                closed.truncate(if closed.first().is_some_and(due) { 1 } else { CANDIDATES });
+                self.survey.refresh(self.core.above().as_deref(), &closed);
+                let dead = self.core.segments.dead();
+                let dead = dead.and_then(|dead| closed.iter().position(|(id, _)| *id == dead));
+                let due =
+                    closed.first().filter(|(_, s)| s.passed_over >= PASSED_OVER_MAX).map(|_| 0);
+                let chosen = dead.or(due).or_else(|| self.survey.cheapest(&closed)).unwrap_or(0);
+                closed.swap(0, chosen);
+                closed.truncate(1);
             }
         }
-        let cold = self.cold_age();
-        let mut best: Option<(u64, Victim)> = None;
-        for (id, segment) in closed {
-            let victim = self.look_at(id, segment).await;
-            let hot = victim.hot_bytes(cold);
-            if best.as_ref().is_none_or(|(least, _)| hot < *least) {
-                best = Some((hot, victim));
-            }
-        }
-        let (_, victim) = best?;
-        self.core.segments.pass_over(victim.id);
-        Some(victim)
+        let (id, segment) = closed.pop()?;
+        self.core.segments.pass_over(id);
+        Some(self.look_at(id, segment).await)
     }
 
-    fn cold_age(&self) -> u64 {
-        self.core.above().map_or(0, |above| above.cold_age(Tier::Nvme, COLD_SHARE))
-    }
-
-    /// Finds out what is in a segment. What cannot be read is not in it.
+    /// Finds out what is in a segment.
     async fn look_at(&self, id: SegmentId, segment: Segment) -> Victim {
-        let entries = self.entries_of(id, &segment).await;
+        let (entries, whole) = self.entries_of(id, &segment).await;
         let wanted: Vec<Wanted> = entries.iter().map(|entry| wanted(id, entry)).collect();
         let mut ages = match self.core.above() {
             Some(above) => above.ages(Tier::Nvme, &wanted),
@@ -254,30 +243,30 @@ impl Writer {
                 *age = None;
             }
         }
-        Victim { id, segment, entries, ages }
+        let victim = Victim { id, segment, entries, ages, whole };
+        let tombstone_bytes = victim.tombstone_bytes();
+        self.core.segments.update(id, |segment| segment.tombstone_bytes = tombstone_bytes);
+        victim
     }
 
-    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> Vec<Entry> {
+    /// The records of a segment, and whether that are all of them.
+    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> (Vec<Entry>, bool) {
         let device = self.core.device.as_ref();
         let trailer = read_trailer(device, id, segment.generation, segment.file_bytes).await;
         if let Ok(Some(trailer)) = trailer
             && let Ok(table) = read_table(device, id, &trailer).await
         {
-            return table.into_entries();
+            return (table.into_entries(), true);
         }
         let range = (0, segment.data_bytes);
-        let mut scanner = Scanner::new(device, id, segment.generation, range);
+        let mut scanner = Scanner::new(device, id, segment.generation, range).searching();
         let mut entries = Vec::new();
-        loop {
-            match scanner.next(false).await {
-                Ok(Some(scanned)) => entries.push(scanned.entry),
-                Ok(None) => return entries,
-                Err(trouble) => {
-                    self.note(id, &trouble);
-                    return entries;
-                }
-            }
+        while let Some(scanned) = scanner.next(false).await {
+            entries.push(scanned.entry);
         }
+        let whole = scanner.at() >= segment.data_bytes && scanner.holes().is_empty();
+        scanner.holes().iter().for_each(|hole| self.note(id, &hole.trouble));
+        (entries, whole)
     }
 
     pub(super) fn note(&self, id: SegmentId, trouble: &Trouble) {
@@ -302,8 +291,7 @@ impl Writer {
             Keep::Nothing => {}
             Keep::All => self.move_blocks(&victim, 0).await,
             Keep::Hot => {
-                let cold = self.cold_age();
-                self.move_blocks(&victim, cold).await;
+                self.move_blocks(&victim, self.survey.cold()).await;
             }
         }
         self.let_go(&victim);
@@ -328,8 +316,8 @@ impl Writer {
                     .filter(|tombstone| segments.any_up_to(tombstone.barrier.segment, victim.id)),
             );
         }
-        let items =
-            kept.chunks(super::TOMBSTONES_MAX).map(|kept| Item::old_tombstones(kept.to_vec()));
+        let fit = Self::tombstones_max(self.core.config.segment_bytes);
+        let items = kept.chunks(fit).map(|kept| Item::old_tombstones(kept.to_vec()));
         let items: Vec<Item> = items.collect();
         items.is_empty() || self.append(items, false).await
     }
@@ -375,23 +363,33 @@ impl Writer {
         scanner.read_record(true).await
     }
 
-    /// Event and map, then the index.
+    /// Event and map, then the index. What the index cannot tell leaves as well.
     fn let_go(&mut self, victim: &Victim) {
         let blocks = victim.entries.iter().filter(|entry| entry.kind == Kind::Block);
-        let mut leaving = Vec::new();
-        for entry in blocks {
-            let here = wanted(victim.id, entry);
-            let current = self.current(&entry.key).and_then(|(place, _)| place.location());
-            if current == Some(here.location) {
-                leaving.push(here);
-            }
+        let mut leaving: Vec<Wanted> = blocks.map(|entry| wanted(victim.id, entry)).collect();
+        if !victim.whole {
+            leaving.extend(self.indexed_in(victim.id));
         }
+        let mut unknown = 0;
+        leaving.retain(|block| {
+            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            match self.look_up(&key) {
+                Ok(current) => {
+                    current.and_then(|(place, _)| place.location()) == Some(block.location)
+                }
+                Err(_error) => {
+                    unknown += 1;
+                    true
+                }
+            }
+        });
+        self.core.metrics.errors(OpLabel::Index).inc_by(unknown);
         if let Some(above) = self.core.above() {
             above.leaving(Tier::Nvme, &leaving);
         }
-        let removed = leaving.iter().map(|block| {
-            Change::Remove(super::index::IndexKey { namespace: block.namespace, hash: block.hash })
-        });
+        let removed = leaving
+            .iter()
+            .map(|block| Change::Remove(IndexKey { namespace: block.namespace, hash: block.hash }));
         let changes: Vec<Change> = removed.collect();
         let count = u64::try_from(leaving.len()).unwrap_or(u64::MAX);
         self.core.metrics.reclaimed_blocks.inc_by(count);
@@ -402,14 +400,34 @@ impl Writer {
         }
     }
 
+    /// What the index has in a segment whose records cannot all be read: a look at all of it.
+    fn indexed_in(&self, id: SegmentId) -> Vec<Wanted> {
+        let mut found = Vec::new();
+        let loaded = self.core.index.load(&mut |known| {
+            if let Known::Block(IndexKey { namespace, hash }, entry) = known
+                && Place::of(entry.location).segment == id
+            {
+                found.push(Wanted { namespace, hash, location: entry.location });
+            }
+            Ok(())
+        });
+        if let Err(error) = loaded {
+            self.core.metrics.errors(OpLabel::Index).inc();
+            tracing::warn!(%error, "nvme index cannot be read");
+        }
+        found
+    }
+
     fn delete(&mut self, victim: &Victim) -> bool {
-        self.core.segments.remove(victim.id);
+        let segment = self.core.segments.remove(victim.id);
         if let Err(error) = self.core.device.remove(victim.id) {
             self.core.metrics.errors(OpLabel::Create).inc();
             tracing::warn!(%error, segment = victim.id.0, "nvme segment cannot be deleted");
             // Its room is not free. It has no live block: the next try, or a restart, deletes it.
-            let segment = Segment { live_bytes: 0, live_blocks: 0, ..victim.segment.clone() };
-            self.core.segments.insert(victim.id, segment);
+            if let Some(segment) = segment {
+                let segment = Segment { live_bytes: 0, live_blocks: 0, ..segment };
+                self.core.segments.insert(victim.id, segment);
+            }
             self.core.state.failed(&error);
             return false;
         }
@@ -432,12 +450,9 @@ impl Writer {
 }
 
 impl Victim {
-    /// Bytes of the blocks that were used after `cold`.
-    fn hot_bytes(&self, cold: u64) -> u64 {
-        let aged = self.entries.iter().zip(&self.ages);
-        aged.filter(|(_, age)| age.is_some_and(|age| age > cold))
-            .map(|(e, _)| record_bytes(e))
-            .sum()
+    fn tombstone_bytes(&self) -> u64 {
+        let tombstones = self.entries.iter().filter(|entry| entry.kind == Kind::Tombstones);
+        tombstones.map(record_bytes).sum()
     }
 
     /// The blocks to keep, in their order: those used after `cold`, up to `bytes_max`, hottest first.

@@ -1,14 +1,19 @@
 //! The start: what is on the disk goes into the map, with as little reading as possible.
 //!
-//! 1. The segments: their first pages say which they are. Strangers are left alone.
+//! 1. The segments: their first pages say which they are. Strangers (of another store, of another
+//!    version, under another's name, or of nobody knows whom) are left alone, whoever vouches for them.
 //! 2. The index: every block whose segment is there with the same generation is current.
 //! 3. What the segments hold beyond what the index knows of them, oldest first: by their entry table
-//!    if they are sealed, else record by record, verifying every byte, up to the first that is not
-//!    whole. That is where a crash was; the file is cut there.
+//!    if they are sealed, else record by record, verifying every byte. Behind the last one that is
+//!    whole is where a crash was; the file is cut there.
 //!
 //! The index follows the log in its order, so what it lacks are the latest records, and replaying them
 //! in order gives what the writer had: a later record of a block wins, a tombstone kills those before
 //! it. If the index is damaged, or cannot say all, it is dropped and everything is replayed.
+//!
+//! A disk that fails is asked again; what it does not deliver is passed over. If the index does not
+//! take what the segments hold, replaying ends and so does writing, until the next start: replaying
+//! the rest behind newer writes would break the order.
 //!
 //! No segment that was there before is written to again: what lies behind its last good record is
 //! unknown.
@@ -26,14 +31,15 @@ use super::{
     DamageLabel, OpLabel,
     aligned::PAGE_BYTES,
     device::SegmentId,
-    format::{Damage, Place, SegmentHeader},
+    format::{Place, SegmentHeader},
     index::{Change, IndexEntry, IndexKey, Known},
     item::bytes_of,
-    scan::{Trouble, read_header},
+    scan::{First, generation_of_trailer, read_first},
     segments::Segment,
     writer::Writer,
 };
 use crate::{
+    error::ErrorKind,
     namespace::{Namespace, NamespaceId},
     store::Found,
     tier::Tier,
@@ -64,6 +70,29 @@ pub struct Recovered {
     pub elapsed: Duration,
 }
 
+/// The files that may be segments of ours: their length, and what their first page says.
+type Files = BTreeMap<SegmentId, (u64, Header)>;
+
+/// What the first page of a segment says.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Header {
+    Read(SegmentHeader),
+    /// It was made, and not written to.
+    Unwritten,
+    /// It is damaged; the trailer may say the generation.
+    Unreadable(Option<u64>),
+}
+
+impl Header {
+    pub(super) fn generation(&self) -> Option<u64> {
+        match self {
+            Self::Read(header) => Some(header.generation),
+            Self::Unwritten => None,
+            Self::Unreadable(generation) => *generation,
+        }
+    }
+}
+
 /// How far the index knows a segment.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
@@ -75,6 +104,8 @@ pub(super) struct Progress {
 #[derive(Default)]
 pub(super) struct State {
     namespaces: HashMap<NamespaceId, Arc<Namespace>>,
+    /// The index does not take changes: replaying has ended.
+    pub(super) stuck: bool,
     pub(super) progress: BTreeMap<SegmentId, Progress>,
     pub(super) changes: Vec<Change>,
     pub(super) found: Recovered,
@@ -95,13 +126,15 @@ impl Writer {
                 return state.found;
             }
         };
-        let headers = self.read_headers(&files, &mut state).await;
-        if !self.load_index(&files, &headers, &mut state) {
+        let (ours, strangers) = self.read_headers(&files, &mut state).await;
+        if !self.load_index(&ours, &mut state) {
             self.rebuild(&mut state);
         }
-        self.forget_missing(&files, &mut state);
-        for (id, file_bytes) in &files {
-            self.replay(*id, *file_bytes, headers.get(id).copied(), &mut state).await;
+        self.forget_missing(&ours, &strangers, &mut state);
+        for (id, (file_bytes, header)) in &ours {
+            if !state.stuck {
+                self.replay(*id, *file_bytes, header, &mut state).await;
+            }
         }
         self.apply(&mut state);
         let totals = self.core.segments.totals();
@@ -138,62 +171,88 @@ impl Writer {
         );
     }
 
-    /// The first pages of all files; those that are missing cannot be relied on.
+    /// The first pages of all files: those that may be ours, and how many strangers there are.
     async fn read_headers(
         &mut self,
         files: &[(SegmentId, u64)],
         state: &mut State,
-    ) -> HashMap<SegmentId, SegmentHeader> {
-        let mut headers = HashMap::with_capacity(files.len());
-        for (id, _) in files {
-            self.next_segment = self.next_segment.max(id.0 + 1);
+    ) -> (Files, HashSet<SegmentId>) {
+        let (mut ours, mut strangers) = (Files::new(), HashSet::new());
+        let mut left_bytes = 0;
+        for (id, file_bytes) in files {
             state.found.read_bytes += PAGE;
-            match read_header(self.core.device.as_ref(), *id).await {
-                Ok(header) if header.store == self.core.config.store => {
-                    headers.insert(*id, header);
-                }
-                Ok(_other) => {
-                    tracing::warn!(segment = id.0, "nvme segment of another store is left alone");
-                    self.core.metrics.damaged(DamageLabel::Segment).inc();
-                }
-                // Made and not written to before the process ended.
-                Err(Trouble::Damaged(Damage::Foreign)) => {}
-                Err(trouble) => {
+            let device = self.core.device.as_ref();
+            let first = read_first(device, *id, self.core.config.store).await;
+            let file = match first {
+                // No place can name it.
+                _ if (Place { segment: *id, unit: 0 }).location().is_none() => None,
+                First::Ours(header) => Some(Header::Read(header)),
+                First::Unwritten => Some(Header::Unwritten),
+                First::Unreadable(trouble) => {
                     self.core.metrics.damaged(DamageLabel::Segment).inc();
                     self.note(*id, &trouble);
+                    let generation = generation_of_trailer(device, *id, *file_bytes).await;
+                    Some(Header::Unreadable(generation))
                 }
-            }
+                First::Stranger(why) => {
+                    tracing::debug!(segment = id.0, ?why, "nvme segment is left alone");
+                    None
+                }
+            };
+            let Some(header) = file else {
+                self.core.metrics.damaged(DamageLabel::Segment).inc();
+                strangers.insert(*id);
+                left_bytes += *file_bytes;
+                continue;
+            };
+            ours.insert(*id, (*file_bytes, header));
         }
-        headers
+        for id in ours.keys().chain(&strangers) {
+            self.is_used(*id);
+        }
+        if !strangers.is_empty() {
+            let segments = strangers.len();
+            tracing::warn!(
+                segments,
+                left_bytes,
+                "nvme segments of another store or version are left alone"
+            );
+        }
+        (ours, strangers)
+    }
+
+    /// A number that no new segment may have; false if no segment can have it.
+    fn is_used(&mut self, id: SegmentId) -> bool {
+        let possible = Place { segment: id, unit: 0 }.location().is_some();
+        if possible {
+            self.next_segment = self.next_segment.max(id.0.saturating_add(1));
+        }
+        possible
     }
 
     /// Takes what the index knows; false if it cannot be relied on.
-    fn load_index(
-        &mut self,
-        files: &[(SegmentId, u64)],
-        headers: &HashMap<SegmentId, SegmentHeader>,
-        state: &mut State,
-    ) -> bool {
-        let lengths: HashMap<_, _> = files.iter().copied().collect();
+    fn load_index(&mut self, files: &Files, state: &mut State) -> bool {
         let index = Arc::clone(&self.core.index);
+        let mut senseless = 0;
         let loaded = index.load(&mut |known| {
             match known {
-                Known::Namespace(id, encoded) => self.restore(id, &encoded, state),
+                Known::Namespace(id, encoded) => {
+                    senseless += u64::from(!self.restore(id, &encoded, state));
+                }
+                Known::Indexed { segment, .. } if !self.is_used(segment) => senseless += 1,
                 Known::Indexed { segment, generation, bytes } => {
-                    self.next_segment = self.next_segment.max(segment.0 + 1);
                     state.progress.insert(segment, Progress { generation, bytes });
-                    let Some(file_bytes) = lengths.get(&segment).copied() else { return Ok(()) };
-                    let header = headers.get(&segment);
+                    let Some((file_bytes, header)) = files.get(&segment) else { return Ok(()) };
                     // A damaged first page: the index vouches for the generation.
-                    if header.is_none_or(|header| header.generation == generation) {
-                        self.add_segment(segment, generation, file_bytes, bytes);
+                    if header.generation().is_none_or(|found| found == generation) {
+                        self.add_segment(segment, generation, *file_bytes, bytes);
                     }
                 }
                 Known::Block(key, entry) => self.load_block(key, &entry, state),
             }
             Ok(())
         });
-        match loaded {
+        match loaded.map(|undecodable| undecodable + senseless) {
             Ok(0) => true,
             Ok(undecodable) => {
                 tracing::warn!(undecodable, "nvme index holds damaged entries, making it anew");
@@ -219,16 +278,22 @@ impl Writer {
         self.core.segments.insert(id, segment);
     }
 
-    pub(super) fn restore(&mut self, id: NamespaceId, encoded: &[u8], state: &mut State) {
+    /// Takes a namespace; false if its bytes are damaged.
+    pub(super) fn restore(&mut self, id: NamespaceId, encoded: &[u8], state: &mut State) -> bool {
         match self.core.namespaces.restore(&id, encoded) {
             Ok(Some(namespace)) => {
                 self.known.insert(id);
                 state.namespaces.insert(id, namespace);
+                true
             }
-            Ok(None) => drop(state.strangers.insert(id)),
+            Ok(None) => {
+                state.strangers.insert(id);
+                true
+            }
             Err(error) => {
                 self.core.metrics.damaged(DamageLabel::Note).inc();
                 tracing::warn!(%error, namespace = id.short(), "nvme namespace cannot be read");
+                error.kind() != ErrorKind::Corrupt
             }
         }
     }
@@ -305,8 +370,9 @@ impl Writer {
         }
     }
 
-    fn forget_missing(&self, files: &[(SegmentId, u64)], state: &mut State) {
-        let missing = |id: &SegmentId| files.binary_search_by_key(id, |(id, _)| *id).is_err();
+    fn forget_missing(&self, ours: &Files, strangers: &HashSet<SegmentId>, state: &mut State) {
+        // How far a stranger is indexed stays known: what was removed must not come back with it.
+        let missing = |id: &SegmentId| !ours.contains_key(id) && !strangers.contains(id);
         let missing: Vec<_> = state.progress.keys().copied().filter(missing).collect();
         for id in missing {
             // The highest number stays known, so that it is not used again.
@@ -319,7 +385,7 @@ impl Writer {
     /// Applies the changes so far.
     pub(super) fn apply(&mut self, state: &mut State) {
         let changes = std::mem::take(&mut state.changes);
-        if changes.is_empty() {
+        if changes.is_empty() || state.stuck {
             return;
         }
         let applied: io::Result<()> =
@@ -327,6 +393,8 @@ impl Writer {
         if let Err(error) = applied {
             self.core.metrics.errors(OpLabel::Index).inc();
             tracing::warn!(%error, "nvme index does not take what the segments hold");
+            self.core.state.poison(&error);
+            state.stuck = true;
         }
     }
 }

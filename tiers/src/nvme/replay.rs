@@ -6,10 +6,10 @@ use super::{
     DamageLabel, OpLabel,
     aligned::PAGE_BYTES,
     device::SegmentId,
-    format::{Entry, Kind, Place, SegmentHeader, Tombstone},
+    format::{Entry, Kind, Place, Tombstone},
     index::{Change, IndexEntry, IndexKey},
-    recover::{CHANGES_MAX, State},
-    scan::{Scanner, Trouble, read_table, read_trailer},
+    recover::{CHANGES_MAX, Header, State},
+    scan::{Scanner, read_table, read_trailer},
     writer::Writer,
 };
 use crate::{map::Location, store::Wanted, tier::Tier};
@@ -22,25 +22,20 @@ impl Writer {
         &mut self,
         id: SegmentId,
         file_bytes: u64,
-        header: Option<SegmentHeader>,
+        header: &Header,
         state: &mut State,
     ) {
         let progress = state.progress.get(&id).copied();
-        let (generation, from) = match (header, progress) {
-            (Some(header), Some(known)) if known.generation == header.generation => {
-                (header.generation, known.bytes)
-            }
-            (Some(header), _) => (header.generation, 0),
+        let (generation, from) = match (header.generation(), progress) {
+            (Some(found), Some(known)) if known.generation == found => (found, known.bytes),
+            (Some(found), _) => (found, 0),
             (None, Some(known)) => (known.generation, known.bytes),
-            (None, None) => return self.drop_unwritten(id, file_bytes),
+            (None, None) => return self.leave_or_drop(id, file_bytes, header),
         };
         if self.core.segments.get(id).is_none() {
             self.add_segment(id, generation, file_bytes, from);
         }
-        let replayed = self.replay_from(id, generation, (from, file_bytes), state).await;
-        if let Err(trouble) = replayed {
-            self.note(id, &trouble);
-        }
+        self.replay_from(id, generation, (from, file_bytes), state).await;
     }
 
     async fn replay_from(
@@ -49,17 +44,21 @@ impl Writer {
         generation: u64,
         (from, file_bytes): (u64, u64),
         state: &mut State,
-    ) -> Result<(), Trouble> {
+    ) {
         if from >= file_bytes {
-            return Ok(());
+            return;
         }
         let device = Arc::clone(&self.core.device);
         state.found.read_bytes += PAGE;
-        let trailer = read_trailer(device.as_ref(), id, generation, file_bytes).await?;
+        let trailer = read_trailer(device.as_ref(), id, generation, file_bytes).await;
+        let trailer = trailer.unwrap_or_else(|trouble| {
+            self.note(id, &trouble);
+            None
+        });
         let sealed_at = trailer.map(|trailer| trailer.data_bytes);
         if let Some(trailer) = trailer {
             if from >= trailer.data_bytes {
-                return Ok(());
+                return;
             }
             state.found.read_bytes += trailer.table_bytes;
             match read_table(device.as_ref(), id, &trailer).await {
@@ -70,35 +69,35 @@ impl Writer {
                         self.replay_entry(id, generation, entry, state).await;
                     }
                     self.indexed(id, generation, trailer.data_bytes, state);
-                    return Ok(());
+                    return;
                 }
                 Err(trouble) => self.note(id, &trouble),
             }
         }
         let end = sealed_at.unwrap_or(file_bytes);
         let mut scanner = Scanner::new(device.as_ref(), id, generation, (from, end));
-        loop {
-            let scanned = scanner.next(true).await;
-            match scanned {
-                Ok(Some(scanned)) => {
-                    self.publish_end(id, scanner.at());
-                    self.replay_entry(id, generation, scanned.entry, state).await;
-                }
-                Ok(None) => break,
-                Err(trouble) => {
-                    self.note(id, &trouble);
-                    break;
-                }
-            }
+        let nothing_known = state.progress.is_empty();
+        if nothing_known {
+            // The index knows nothing: there is no saying where the segment ended.
+            scanner = scanner.searching();
+        }
+        while let Some(scanned) = scanner.next(true).await {
+            self.publish_end(id, scanner.at());
+            self.replay_entry(id, generation, scanned.entry, state).await;
+        }
+        let holes = scanner.holes().iter().map(|hole| &hole.trouble);
+        holes.chain(scanner.failure()).for_each(|trouble| self.note(id, trouble));
+        if let Some(torn) = scanner.torn().filter(|_| nothing_known) {
+            self.note(id, torn);
         }
         state.found.read_bytes += scanner.bytes_read();
         let data_bytes = scanner.at();
         self.publish_end(id, data_bytes);
         self.indexed(id, generation, data_bytes, state);
-        if sealed_at.is_none() && data_bytes < file_bytes {
+        let ends = sealed_at.is_none() && data_bytes < file_bytes && scanner.failure().is_none();
+        if ends && !state.stuck {
             self.cut(id, data_bytes);
         }
-        Ok(())
     }
 
     fn publish_end(&self, id: SegmentId, bytes: u64) {
@@ -125,8 +124,12 @@ impl Writer {
         }
     }
 
-    /// A file that the index does not know and that says nothing of itself holds nothing.
-    fn drop_unwritten(&self, id: SegmentId, file_bytes: u64) {
+    /// A file that nobody vouches for holds nothing if it was never written to. Else it is left alone.
+    fn leave_or_drop(&self, id: SegmentId, file_bytes: u64, header: &Header) {
+        if !matches!(header, Header::Unwritten) {
+            tracing::warn!(segment = id.0, file_bytes, "unknown nvme segment is left alone");
+            return;
+        }
         if let Err(error) = self.core.device.remove(id) {
             tracing::warn!(%error, segment = id.0, file_bytes, "empty nvme segment stays");
             self.add_segment(id, 0, file_bytes, 0);
@@ -143,7 +146,8 @@ impl Writer {
         state.found.replayed += 1;
         match entry.kind {
             Kind::Namespace => {
-                self.restore(entry.key.namespace, &entry.encoded, state);
+                // Damaged: counted, and its blocks are not taken.
+                let _whole: bool = self.restore(entry.key.namespace, &entry.encoded, state);
                 state.changes.push(Change::Namespace(entry.key.namespace, entry.encoded));
             }
             Kind::Block => self.replay_block(id, generation, &entry, state),

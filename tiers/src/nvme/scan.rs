@@ -1,7 +1,7 @@
 //! Reading segments from one end to the other: their header, their entry table, or, where there is
 //! none, their records one by one.
 
-use std::io;
+use std::{io, time::Duration};
 
 use super::{
     aligned::{AlignedBuf, PAGE_BYTES},
@@ -41,8 +41,31 @@ impl From<Damage> for Trouble {
     }
 }
 
-/// Reads `bytes`, rounded up to whole pages, at `offset`.
+/// How often something is read that the disk fails to deliver: what is given up here is lost.
+const TRIES: u32 = 3;
+/// How long to wait before the next try.
+const TRY_AGAIN_AFTER: Duration = Duration::from_millis(20);
+
+/// Reads `bytes`, rounded up to whole pages, at `offset`; a few times if the disk fails.
 pub(super) async fn read_bytes(
+    device: &dyn Device,
+    segment: SegmentId,
+    offset: u64,
+    bytes: usize,
+) -> io::Result<AlignedBuf> {
+    let mut tries = 1;
+    loop {
+        match read_once(device, segment, offset, bytes).await {
+            Err(error) if tries < TRIES && !is_final(&error) => {
+                tries += 1;
+                tokio::time::sleep(TRY_AGAIN_AFTER).await;
+            }
+            read => return read,
+        }
+    }
+}
+
+async fn read_once(
     device: &dyn Device,
     segment: SegmentId,
     offset: u64,
@@ -53,14 +76,50 @@ pub(super) async fn read_bytes(
     read.map(|()| landing.head)
 }
 
-/// Reads the first page of a segment.
-pub(super) async fn read_header(
+fn is_final(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::NotFound)
+}
+
+/// What the first page of a file says.
+#[derive(Debug)]
+pub(super) enum First {
+    /// It is this segment, of this store.
+    Ours(SegmentHeader),
+    /// Nothing was ever written to it.
+    Unwritten,
+    /// It cannot be read, or not any more. Others may vouch for it.
+    Unreadable(Trouble),
+    /// Of another store, version, or number.
+    Stranger(Damage),
+}
+
+/// Reads the first page of a segment of the store.
+pub(super) async fn read_first(device: &dyn Device, segment: SegmentId, store: [u8; 16]) -> First {
+    let page = match read_bytes(device, segment, 0, PAGE_BYTES).await {
+        Ok(page) => page,
+        // Too short for a page.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return First::Unwritten,
+        Err(error) => return First::Unreadable(Trouble::Disk(error)),
+    };
+    match SegmentHeader::decode(&page) {
+        Ok(header) if (header.segment, header.store) == (segment, store) => First::Ours(header),
+        Ok(_other) => First::Stranger(Damage::Misplaced),
+        Err(Damage::Version) => First::Stranger(Damage::Version),
+        Err(Damage::Foreign) if page.iter().all(|byte| *byte == 0) => First::Unwritten,
+        Err(damage) => First::Unreadable(Trouble::Damaged(damage)),
+    }
+}
+
+/// The generation that the trailer of a segment vouches for, if it was sealed.
+pub(super) async fn generation_of_trailer(
     device: &dyn Device,
     segment: SegmentId,
-) -> Result<SegmentHeader, Trouble> {
-    let page = read_bytes(device, segment, 0, PAGE_BYTES).await?;
-    let header = SegmentHeader::decode(&page)?;
-    if header.segment == segment { Ok(header) } else { Err(Damage::Misplaced.into()) }
+    file_bytes: u64,
+) -> Option<u64> {
+    let offset = file_bytes.checked_sub(PAGE)? / PAGE * PAGE;
+    let page = read_bytes(device, segment, offset, PAGE_BYTES).await.ok()?;
+    let trailer = Trailer::decode(&page, file_bytes).ok()?;
+    (trailer.segment == segment).then_some(trailer.generation)
 }
 
 /// Reads the trailer of a segment whose file is `file_bytes` long; `None` if it was not sealed.
@@ -119,7 +178,37 @@ pub(super) struct Scanner<'a> {
     end: u64,
     /// Bytes read so far.
     read: u64,
+    /// Whether to look for records behind what is damaged.
+    search: Search,
+    /// What was passed over to find the next record.
+    holes: Vec<Hole>,
+    /// What is behind the last record.
+    tail: Option<Trouble>,
 }
+
+/// Pages between records that are none.
+#[derive(Debug)]
+pub(super) struct Hole {
+    pub(super) from: u32,
+    pub(super) to: u32,
+    pub(super) trouble: Trouble,
+}
+
+/// Where a scanner goes on behind a page that is no record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Search {
+    /// Only behind damage: a page of zeros is the end.
+    BehindDamage,
+    /// To the end of the segment.
+    Everywhere,
+}
+
+fn page_of(offset: u64) -> u32 {
+    u32::try_from(offset / PAGE).unwrap_or(u32::MAX)
+}
+
+/// Bytes read at once to find the next record.
+const SEARCH_BYTES: u64 = 256 << 10;
 
 impl<'a> Scanner<'a> {
     /// Starts at `at` (a multiple of a page, at least one page) of a segment.
@@ -129,7 +218,33 @@ impl<'a> Scanner<'a> {
         generation: u64,
         (at, end): (u64, u64),
     ) -> Self {
-        Self { device, segment, generation, at: at.max(PAGE), end, read: 0 }
+        let (search, holes) = (Search::BehindDamage, Vec::new());
+        let at = at.max(PAGE);
+        Self { device, segment, generation, at, end, read: 0, search, holes, tail: None }
+    }
+
+    /// Looks for records up to the end, whatever is before them.
+    pub(super) fn searching(self) -> Self {
+        Self { search: Search::Everywhere, ..self }
+    }
+
+    /// The error of the disk behind the last record, if that is why it is the last one.
+    pub(super) fn failure(&self) -> Option<&Trouble> {
+        self.tail.as_ref().filter(|tail| matches!(tail, Trouble::Disk(_)))
+    }
+
+    /// Damage behind the last record: a crash, or one more record that was there.
+    pub(super) fn torn(&self) -> Option<&Trouble> {
+        let torn = |tail: &&Trouble| match tail {
+            Trouble::Damaged(damage) => *damage != Damage::Foreign,
+            Trouble::Disk(_) => false,
+        };
+        self.tail.as_ref().filter(torn)
+    }
+
+    /// What was damaged between records that are not.
+    pub(super) fn holes(&self) -> &[Hole] {
+        &self.holes
     }
 
     /// Where the next record starts; after the last one, where the records end.
@@ -142,20 +257,74 @@ impl<'a> Scanner<'a> {
         self.read
     }
 
-    /// The next record; `None` at the end, which is where no valid record starts. Payloads of
-    /// tombstones and namespaces are always read and verified, those of blocks if `blocks` is set.
-    pub(super) async fn next(&mut self, blocks: bool) -> Result<Option<Scanned>, Trouble> {
-        if self.at + PAGE > self.end {
-            return Ok(None);
-        }
-        match self.read_record(blocks).await {
-            Ok(scanned) => {
-                self.at += u64::from(scanned.entry.units) * PAGE;
-                Ok(Some(scanned))
+    /// The next record that is whole; `None` if there is none, and then [`at`](Self::at) is behind the
+    /// last one. Payloads of tombstones and namespaces are always read and verified, those of blocks
+    /// if `blocks` is set.
+    ///
+    /// A record that is damaged, or that the disk fails to deliver, costs itself: the search goes on
+    /// behind it. That is safe: no page but the header of a record of this segment at its own place
+    /// has that place, checksum and generation, which nobody who chooses payloads can know.
+    pub(super) async fn next(&mut self, blocks: bool) -> Option<Scanned> {
+        let start = self.at;
+        let mut hole = None;
+        while self.at + PAGE <= self.end {
+            match self.read_record(blocks).await {
+                Ok(scanned) => {
+                    self.at += u64::from(scanned.entry.units) * PAGE;
+                    let (from, to) = (page_of(start), scanned.header.unit);
+                    self.holes.extend(hole.map(|trouble| Hole { from, to, trouble }));
+                    return Some(scanned);
+                }
+                Err(trouble) => {
+                    let everywhere = self.search == Search::Everywhere || hole.is_some();
+                    hole.get_or_insert(trouble);
+                    if !(everywhere || self.is_damage().await) || !self.find_next().await {
+                        break;
+                    }
+                }
             }
-            Err(Trouble::Damaged(_)) => Ok(None),
-            Err(Trouble::Disk(error)) => Err(Trouble::Disk(error)),
         }
+        self.at = start;
+        self.tail = hole;
+        None
+    }
+
+    /// The payload of a block that was found without it; whether it is what was written is not known.
+    pub(super) async fn payload_of(&mut self, header: &RecordHeader) -> io::Result<Vec<u8>> {
+        let at = u64::from(header.unit) * PAGE;
+        let len = usize::try_from(header.len).unwrap_or(usize::MAX);
+        if header.shape().inline {
+            let page = self.read_at(at, PAGE_BYTES).await?;
+            return Ok(header.inline_payload(&page).unwrap_or_default().to_vec());
+        }
+        let bytes = self.read_at(at + PAGE, len).await?;
+        Ok(bytes.get(..len).unwrap_or_default().to_vec())
+    }
+
+    /// Whether there is something at the scanner's place, and not just nothing.
+    async fn is_damage(&mut self) -> bool {
+        let page = self.read_at(self.at, PAGE_BYTES).await;
+        page.map_or(true, |page| page.iter().any(|byte| *byte != 0))
+    }
+
+    /// Goes to the next page that is the header of a record.
+    async fn find_next(&mut self) -> bool {
+        self.at += PAGE;
+        while self.at + PAGE <= self.end {
+            let bytes = (self.end - self.at).min(SEARCH_BYTES) / PAGE * PAGE;
+            let read = self.read_at(self.at, usize::try_from(bytes).unwrap_or(0)).await;
+            // What cannot be read is passed over as a whole: page by page it could take hours.
+            for page in read.iter().flat_map(|read| read.chunks(PAGE_BYTES)) {
+                if RecordHeader::decode(page, self.generation, page_of(self.at)).is_ok() {
+                    return true;
+                }
+                self.at += PAGE;
+            }
+            if read.is_err() {
+                self.at += bytes;
+            }
+        }
+        false
     }
 
     /// Reads and verifies the record at the scanner's place, whatever is wrong with it.

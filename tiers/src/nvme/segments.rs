@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::{device::SegmentId, format::Place};
 
 /// One segment.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Segment {
     /// Drawn when it was made.
     pub(super) generation: u64,
@@ -24,11 +24,32 @@ pub(super) struct Segment {
     pub(super) live_bytes: u64,
     /// See `live_bytes`.
     pub(super) live_blocks: u64,
+    /// Bytes of its records of tombstones, as far as they are known: those of a segment that was there
+    /// before the start only after the first look at it.
+    pub(super) tombstone_bytes: u64,
     /// How often reclaiming chose a younger one.
     pub(super) passed_over: u32,
     /// Pages of records that were removed: not readable although they are there.
     pub(super) removed: HashSet<u32>,
 }
+
+impl Segment {
+    /// All but what was removed.
+    fn outline(&self) -> Self {
+        Self { removed: HashSet::new(), ..*self }
+    }
+
+    /// Nothing in it is live, and deleting it gains room: tombstones would have to be written again,
+    /// unless it is the oldest, and then have nothing to kill.
+    fn is_dead(&self, oldest: bool) -> bool {
+        let gains = oldest || self.tombstone_bytes <= self.file_bytes / TOMBSTONE_SHARE;
+        self.closed && self.live_blocks == 0 && gains
+    }
+}
+
+/// A segment with no live block of which one in so many bytes is of tombstones is left alone until it
+/// is the oldest.
+const TOMBSTONE_SHARE: u64 = 4;
 
 /// Sums over all segments.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,7 +76,7 @@ impl Segments {
     }
 
     pub(super) fn get(&self, id: SegmentId) -> Option<Segment> {
-        self.0.lock().get(&id).cloned()
+        self.0.lock().get(&id).map(Segment::outline)
     }
 
     /// The generation of the segment, if the place may be read.
@@ -101,12 +122,15 @@ impl Segments {
     pub(super) fn closed(&self) -> Vec<(SegmentId, Segment)> {
         let segments = self.0.lock();
         let closed = segments.iter().filter(|(_, segment)| segment.closed);
-        closed.map(|(id, segment)| (*id, segment.clone())).collect()
+        closed.map(|(id, segment)| (*id, segment.outline())).collect()
     }
 
-    /// Whether one that the writer is done with holds nothing live.
-    pub(super) fn any_dead(&self) -> bool {
-        self.0.lock().values().any(|segment| segment.closed && segment.live_blocks == 0)
+    /// The first one that can be deleted for nothing.
+    pub(super) fn dead(&self) -> Option<SegmentId> {
+        let segments = self.0.lock();
+        let oldest = segments.keys().next().copied();
+        let mut dead = segments.iter().filter(|(id, s)| s.is_dead(Some(**id) == oldest));
+        dead.next().map(|(id, _)| *id)
     }
 
     /// The segment `chosen` is reclaimed and not those that are older.

@@ -1,6 +1,14 @@
 //! The whole tier: the contract on every device and index, reclaiming, restarts, faults.
 
 mod bench;
+mod damage;
+mod edges;
+mod faults;
+#[cfg(feature = "rocksdb")]
+mod files;
+#[cfg(feature = "rocksdb")]
+mod fixture;
+mod rig;
 mod simulation;
 
 use std::sync::Arc;

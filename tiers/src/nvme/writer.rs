@@ -4,7 +4,7 @@
 //! cost what one large one does. Whoever must not be kept waiting (a durable put, a removal) goes at
 //! once; others wait a moment for company.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, io, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -12,14 +12,15 @@ use tokio::{
 };
 
 use super::{
-    Core, Recovered,
+    Core, QUEUE_OPS_MAX, Recovered,
     chunks::Buffers,
     device::SegmentId,
-    format::Place,
-    index::{Change, IndexKey},
+    format::{Place, Tombstone},
+    index::{Change, IndexEntry, IndexKey},
     item::{Item, bytes_of},
     seal::Open,
     state::WriteBudget,
+    survey::Survey,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -65,6 +66,8 @@ pub struct Writer {
     pub(super) budget: WriteBudget,
     /// Changes that the index has refused so far.
     pub(super) unindexed: Vec<Change>,
+    /// Tombstones that could not be written so far.
+    pub(super) owed: Vec<Tombstone>,
     /// A segment is being reclaimed: making room does not make room.
     pub(super) reclaiming: bool,
     /// The most that the segments have taken.
@@ -72,6 +75,7 @@ pub struct Writer {
     /// When a segment was last reclaimed whose room others took.
     pub(super) in_vain: Option<Instant>,
     pub(super) buffers: Buffers,
+    pub(super) survey: Survey,
 }
 
 /// Operations taken from the queue.
@@ -79,6 +83,8 @@ pub struct Writer {
 struct Taken {
     items: Vec<Item>,
     bytes: u64,
+    /// Operations, refused ones too.
+    count: usize,
     /// Somebody waits for it.
     urgent: bool,
     closing: Option<oneshot::Sender<()>>,
@@ -101,10 +107,12 @@ impl Writer {
             known: HashSet::new(),
             budget,
             unindexed: Vec::new(),
+            owed: Vec::new(),
             reclaiming: false,
             peak_bytes: 0,
             in_vain: None,
             buffers: Buffers::default(),
+            survey: Survey::default(),
         }
     }
 
@@ -126,29 +134,40 @@ impl Writer {
                     self.shed().await;
                     continue;
                 }
+                () = core.lost.notified() => {
+                    self.drop_lost();
+                    continue;
+                }
                 op = self.queue.recv() => op,
             };
             let Some(op) = op else { break };
-            let mut taken = Taken::default();
-            self.take(op, &mut taken);
-            self.gather(&mut taken).await;
-            let (items, urgent) = (std::mem::take(&mut taken.items), taken.urgent);
-            self.append(items, urgent).await;
-            self.keep_room().await;
-            if let Some(done) = taken.closing {
-                self.seal().await;
-                if done.send(()).is_err() {
-                    tracing::warn!("nvme closed later than anybody waited for it");
-                }
+            if self.serve(op).await {
                 break;
             }
         }
     }
 
+    /// Does an operation, and those that come with it; true if that was the last one.
+    async fn serve(&mut self, op: Op) -> bool {
+        let mut taken = Taken::default();
+        self.take(op, &mut taken);
+        self.gather(&mut taken).await;
+        self.append(std::mem::take(&mut taken.items), taken.urgent).await;
+        self.pay().await;
+        self.keep_room().await;
+        let Some(done) = taken.closing else { return false };
+        self.seal().await;
+        if done.send(()).is_err() {
+            tracing::warn!("nvme closed later than anybody waited for it");
+        }
+        true
+    }
+
     /// Takes what else is in the queue; waits a moment if that is little and nobody is in a hurry.
     async fn gather(&mut self, taken: &mut Taken) {
         let deadline = Instant::now() + GROUP_WAIT;
-        while taken.bytes < GROUP_BYTES_MAX && taken.closing.is_none() {
+        let more = |taken: &Taken| taken.bytes < GROUP_BYTES_MAX && taken.count < QUEUE_OPS_MAX;
+        while more(taken) && taken.closing.is_none() {
             let op = match self.queue.try_recv() {
                 Ok(op) => op,
                 Err(_empty) if taken.urgent || taken.bytes >= GROUP_BYTES_MIN => return,
@@ -162,6 +181,7 @@ impl Writer {
     }
 
     fn take(&mut self, op: Op, taken: &mut Taken) {
+        taken.count += 1;
         match op {
             Op::Put { block, done } => match self.admit(&block) {
                 Ok(()) => {
@@ -210,20 +230,27 @@ impl Writer {
         Ok(())
     }
 
-    /// The current place of a block, as the index has it.
+    /// The current place of a block, as the index has it, or will have it.
     pub(super) fn current(&self, key: &IndexKey) -> Option<(Place, u64)> {
-        match self.core.index.get(key) {
-            Ok(entry) => {
-                let entry = entry?;
-                let bytes = bytes_of(&entry);
-                Some((Place::of(entry.location), bytes))
-            }
-            Err(error) => {
-                tracing::warn!(%error, "nvme index cannot be read");
-                self.core.metrics.errors(super::OpLabel::Index).inc();
-                None
+        self.look_up(key).unwrap_or_else(|error| {
+            tracing::warn!(%error, "nvme index cannot be read");
+            self.core.metrics.errors(super::OpLabel::Index).inc();
+            None
+        })
+    }
+
+    /// As [`current`](Self::current), for whom it matters that nothing is known.
+    pub(super) fn look_up(&self, key: &IndexKey) -> io::Result<Option<(Place, u64)>> {
+        let place = |entry: &IndexEntry| (Place::of(entry.location), bytes_of(entry));
+        for change in self.unindexed.iter().rev() {
+            match change {
+                Change::Put(other, entry) if other == key => return Ok(Some(place(entry))),
+                Change::Remove(other) if other == key => return Ok(None),
+                _ => {}
             }
         }
+        let entry = self.core.index.get(key)?;
+        Ok(entry.as_ref().map(place))
     }
 
     /// A number that no other segment has had, and a generation.

@@ -159,6 +159,13 @@ impl Above for Shared {
         }
         quantile(&mut ages, share)
     }
+
+    fn survey(&self, tier: Tier, visit: &mut dyn FnMut(Location, u32, u64)) {
+        for number in 0..SHARDS {
+            // A number below the count of shards has a shard.
+            self.map.with_shard(number, |shard| shard.survey(tier, visit)).unwrap_or_default();
+        }
+    }
 }
 
 impl Shared {

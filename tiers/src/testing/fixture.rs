@@ -1,8 +1,9 @@
 //! Blocks that any test can make again: a stack, a namespace, and bytes from an identity.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use prometheus_client::registry::Registry;
+use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
     error::Result,
     metrics::TierMetrics,
     namespace::{Identity, Namespace, NamespaceSpec, NamespaceTable, PartSpec, Secret},
-    stack::{Offer, Piece, PutBatch, PutOutcome, Stack, StackConfig},
+    stack::{Fetch, Offer, Piece, PutBatch, PutOutcome, Stack, StackConfig},
     store::BlockStore,
 };
 
@@ -75,6 +76,20 @@ impl Fixture {
         let metrics = TierMetrics::register(&mut Registry::default());
         let stack = Stack::open(config, Arc::clone(&namespaces), cold, metrics)?;
         Ok(Self { stack, namespaces })
+    }
+
+    /// The bytes of the parts of a block, if it comes back within ten seconds.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub async fn read(&self, namespace: &Arc<Namespace>, number: u64) -> Option<Vec<Vec<u8>>> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let fetch = self.stack.get(namespace, hash_of(number), &[], deadline).await;
+        let Ok(Fetch::Hit(block)) = fetch else { return None };
+        (0_u32..)
+            .zip(namespace.layout().parts())
+            .map(|(part, _)| block.part(part).map(|bytes| bytes.as_ref().to_vec()))
+            .collect()
     }
 
     /// Opens a namespace whose parts have these lengths.

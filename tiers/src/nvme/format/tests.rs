@@ -1,3 +1,5 @@
+//! Every shape comes back, and nothing damaged or displaced is taken for what it was.
+
 use super::*;
 use crate::{block::BlockHash, namespace::NamespaceId, nvme::index::IndexKey};
 

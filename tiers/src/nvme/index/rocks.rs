@@ -87,6 +87,12 @@ impl RocksIndex {
         Ok(Self { directory: directory.to_owned(), options, db })
     }
 
+    /// Whether there is an index in `directory`, in whatever state.
+    #[must_use]
+    pub fn exists(directory: &Path) -> bool {
+        directory.join(CURRENT).is_file()
+    }
+
     /// Deletes the index in `directory`, which must not be open. Files of others stay.
     ///
     /// # Errors
