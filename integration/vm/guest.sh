@@ -7,8 +7,9 @@
 #               moment, and not a wrong byte; it must take the rest of the trace, end well, and
 #               have all of it after one more start.
 # failing       The same, and the disk fails every write. The server must stay up, take no more and
-#               say so, and deliver what it has. Then everything is killed, and a new server on the healthy
-#               disk must have every block that was ever acknowledged.
+#               say so, and deliver what it has. Then the disk fails reads too: the server must stay
+#               up and deliver nothing wrong. Then everything is killed, and a new server on the
+#               healthy disk must have every block that was ever acknowledged.
 #
 # What was acknowledged is in the ledger that `kvstrata replay` keeps for servers that are killed. It
 # lies in memory. Requests of the trace have 16 new blocks each, so blocks 0 to 15 belong to the first.
@@ -26,13 +27,13 @@ while read -r module; do
   insmod "/modules/$module.ko" || echo "module $module cannot be loaded"
 done </modules/order
 
-requests=200
+requests=150
 new_blocks=16
 disk=/dev/vda
 sectors=$(blockdev --getsz $disk)
 trace=/tmp/trace.jsonl
-# The tiers: nvme has room for everything, dram for a third.
-sizes='--dram 8MiB --memory 256MiB --nvme 96MiB --segment-bytes 1MiB --nvme-path /mnt'
+# The tiers: nvme has room for everything, dram for 1024 blocks.
+sizes='--dram 4MiB --memory 256MiB --nvme 96MiB --segment-bytes 1MiB --nvme-path /mnt'
 results=/dev/ttyS1
 stty -F $results raw -echo 2>/dev/null
 
@@ -71,6 +72,7 @@ table() {
     healthy) echo "0 $sectors linear $disk 0" ;;
     lost) echo "0 $sectors flakey $disk 0 0 86400 1 drop_writes" ;;
     failing) echo "0 $sectors flakey $disk 0 0 86400 1 error_writes" ;;
+    dead) echo "0 $sectors error" ;;
   esac
 }
 
@@ -143,7 +145,7 @@ await_ready() {
 
 # start_server LOG: on what the first one left, with its secret.
 start_server() {
-  kvstrata serve --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --dram 8MiB \
+  kvstrata serve --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --dram 4MiB \
     --set memory.limit=256MiB --set nvme.capacity=96MiB --set nvme.segment_bytes=1MiB \
     --set nvme.path=/mnt --set identity.secret_file="$secret" >/dev/null 2>"$1" &
   server=$!
@@ -181,7 +183,10 @@ disturb() {
     --durable --clients "$clients" --crash-every 1000000000 --remove-share 0 >/tmp/replay.out 2>&1 &
   driver=$!
   dmsetup reload kv --table "$(table "$1")" || wrong 'dmsetup reload'
-  draw $((requests / 10)) $((requests * 7 / 10))
+  # Reads of a dead disk need more blocks than dram has.
+  least=$((requests / 10))
+  [ $kind = lost ] || least=$((requests / 2))
+  draw $least $((requests * 6 / 10))
   after=$drawn
   draw 0 400
   tries=0
@@ -251,18 +256,44 @@ lost_writes() {
   mend && check_recovered
 }
 
+dead_disk() {
+  dmsetup reload kv --table "$(table dead)" || wrong 'dmsetup reload'
+  dmsetup resume --nolockfs --noflush kv || wrong 'dmsetup resume'
+  # It ends badly: blocks that were found are not delivered.
+  timeout 60 kvstrata replay $trace --requests "$(kept_requests /tmp/acknowledged)" --block-bytes 4KiB \
+    --endpoint "$grpc" --json >/tmp/dead.json 2>/tmp/dead.err
+  bad=$(number /tmp/dead.json wrong_bytes)
+  failed=$(metric '^kvstrata_nvme_errors_total.*"read"')
+  say "on a dead disk: wrong bytes ${bad:-?}, reads failed $failed, $(tail -n 1 /tmp/dead.err)"
+  [ "${bad:-1}" = 0 ] || wrong "on a dead disk: ${bad:-?} wrong bytes"
+  [ "$failed" -gt 0 ] || wrong 'no read of the dead disk failed'
+}
+
 failing_writes() {
   disturb failing
   server=$(pidof kvstrata | tr ' ' '\n' | grep -vx $driver)
-  await_ready "$(echo /tmp/replay/*/server.log)"
+  log=$(echo /tmp/replay/*/server.log)
+  await_ready "$log"
   tries=0
-  until [ "$(metric '^kvstrata_nvme_state.*(failing|read_only)')" = 1 ]; do
+  until grep -qE 'nvme (write|sync) failed' "$log"; do
     tries=$((tries + 1))
-    [ $tries -lt 150 ] || { wrong 'the server takes writes that fail'; break; }
-    usleep 200000
+    [ $tries -lt 600 ] || { wrong 'the server takes writes that fail'; break; }
+    usleep 30000
   done
-  ask /metrics | grep -E '^kvstrata_nvme_(state|errors|rejected)'
+  # Before it has finished and stops its server.
+  kill -KILL $driver
+  [ "$(metric '^kvstrata_nvme_state.*(failing|read_only)')" = 1 ] || wrong 'the server is ready for writes'
+  # What is put now is readable and not durable, and nobody is told otherwise.
+  kvstrata replay $trace --block-bytes 4KiB --endpoint "$grpc" --durable --clients "$clients" --json \
+    >/tmp/refused.json 2>/tmp/refused.err || {
+    wrong "puts while writes fail: the replay ended with $?"
+    tail -n 3 /tmp/refused.err
+  }
+  say "puts while writes fail: not durable $(number /tmp/refused.json not_durable), durable $(number /tmp/refused.json stored)"
+  [ "$(number /tmp/refused.json stored)" = 0 ] || wrong 'writes that failed were acknowledged'
+  ask /metrics | grep -E '^kvstrata_nvme_(state|errors|rejected).* [1-9]'
   read_back 'while writes fail' "$(kept_requests /tmp/acknowledged)"
+  dead_disk
   kill -0 "$server" 2>/dev/null || wrong 'the server is gone'
   kill_all
   checked=$(kept_requests /tmp/acknowledged.last)
