@@ -19,6 +19,7 @@ mod map;
 pub mod metrics;
 pub mod namespace;
 pub mod nvme;
+mod seldom;
 pub mod stack;
 pub mod store;
 pub mod tier;

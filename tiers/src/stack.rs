@@ -65,6 +65,7 @@ use crate::{
     map::Map,
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
+    seldom::Seldom,
     store::{BlockStore, StoreUsage},
     tier::Tier,
 };
@@ -100,6 +101,7 @@ pub(crate) struct Shared {
     demotions: SingleFlight,
     early: Early,
     metrics: TierMetrics,
+    failed_reads: Seldom,
     index_blocks_max: usize,
     batches: AtomicU64,
     /// Samples of ages that were taken.
@@ -140,6 +142,7 @@ impl Stack {
             demotions: SingleFlight::default(),
             early: Early::default(),
             metrics,
+            failed_reads: Seldom::default(),
             index_blocks_max,
             batches: AtomicU64::new(1),
             samples: AtomicUsize::new(0),

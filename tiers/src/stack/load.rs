@@ -339,7 +339,10 @@ impl Shared {
                 Err(Fetch::Miss)
             }
             Ok(Err(error)) => {
-                tracing::warn!(%error, tier = store.tier().name(), "tier failed to read a block");
+                if let Some(left_out) = self.failed_reads.turn() {
+                    let tier = store.tier().name();
+                    tracing::warn!(%error, tier, left_out, "tier failed to read a block");
+                }
                 Err(Fetch::Miss)
             }
             Err(_elapsed) => Err(Fetch::Timeout),
