@@ -47,6 +47,8 @@ const FLOOR_BYTES_MAX: u64 = 4 << 30;
 const GIVE_WAY_DIVISOR: u64 = 2;
 /// How long nothing is reclaimed for a disk that others fill, after they took what was.
 const IN_VAIN_PAUSE: Duration = Duration::from_secs(60);
+/// How long an answer of the disk about its room is believed: making a segment asks by itself.
+const SPACE_VALID: Duration = Duration::from_millis(500);
 /// Segments reclaimed in a row before waiting puts get their turn.
 const RECLAIMS_IN_A_ROW: usize = 4;
 /// Segments beyond twice those that the capacity holds whole: more are merged.
@@ -135,9 +137,13 @@ impl Writer {
     }
 
     /// Whether the disk has room for one more segment, and for what is left to others.
-    fn fits_disk(&self, with_floor: bool) -> bool {
-        match self.core.device.space() {
+    fn fits_disk(&mut self, with_floor: bool) -> bool {
+        // Asking looks at each segment: not for every group that is written.
+        let known = self.space.filter(|(then, _)| then.elapsed() < SPACE_VALID);
+        let space = known.map_or_else(|| self.core.device.space(), |(_, space)| Ok(space));
+        match space {
             Ok(space) => {
+                self.space = known.or_else(|| Some((Instant::now(), space)));
                 let floor = (space.total_bytes / FLOOR_DIVISOR).min(FLOOR_BYTES_MAX);
                 let floor = if with_floor { floor } else { 0 };
                 let needed = self.core.config.segment_bytes.saturating_add(floor);

@@ -90,6 +90,7 @@ impl Writer {
     pub(super) fn create(&mut self) -> io::Result<()> {
         let (id, generation) = self.next_id();
         let file_bytes = self.core.config.segment_bytes;
+        self.space = None;
         self.core.device.create(id, file_bytes)?;
         if let Err(error) = self.core.device.sync_directory(SyncPoint::Created) {
             self.core.metrics.errors(OpLabel::Sync).inc();

@@ -14,7 +14,7 @@ use tokio::{
 use super::{
     Core, QUEUE_OPS_MAX, Recovered,
     chunks::Buffers,
-    device::SegmentId,
+    device::{SegmentId, Space},
     format::{Place, Tombstone},
     index::{Change, IndexEntry, IndexKey},
     item::{Item, bytes_of},
@@ -76,6 +76,8 @@ pub struct Writer {
     pub(super) in_vain: Option<Instant>,
     pub(super) buffers: Buffers,
     pub(super) survey: Survey,
+    /// What the disk said last of its room.
+    pub(super) space: Option<(Instant, Space)>,
 }
 
 /// Operations taken from the queue.
@@ -113,6 +115,7 @@ impl Writer {
             in_vain: None,
             buffers: Buffers::default(),
             survey: Survey::default(),
+            space: None,
         }
     }
 
