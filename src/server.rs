@@ -40,7 +40,7 @@ use crate::{
     http, id,
     identity_file::{self, IdentityError},
     lease::LeaseLimits,
-    limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX},
+    limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
     metrics::{self, ServerMetrics, StoreGauges},
     nvme::{self, NvmeError, NvmeTier},
     readiness::{Latch, Readiness},
@@ -167,7 +167,8 @@ impl Server {
             sessions: Sessions::new(leases.clone(), server_metrics.clone()),
             leases,
             tasks: Tasks::new(),
-            prefetches: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
+            prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
+            prefetch_loads: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
             started: Instant::now(),
             metrics: server_metrics.clone(),
         };

@@ -5,7 +5,7 @@ use std::{
     num::NonZeroU64,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -45,6 +45,8 @@ pub struct MemoryStore {
     closed: AtomicBool,
     /// What it takes; none for nothing.
     admission: Mutex<Option<Admission>>,
+    /// The longest block that it takes.
+    bytes_max: AtomicUsize,
     above: Mutex<Option<Weak<dyn Above>>>,
 }
 
@@ -58,6 +60,7 @@ impl MemoryStore {
             last: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             admission: Mutex::new(Some(Admission::All)),
+            bytes_max: AtomicUsize::new(usize::MAX),
             above: Mutex::default(),
         }
     }
@@ -65,6 +68,11 @@ impl MemoryStore {
     /// Takes only what `admission` admits from now on; nothing at all if there is none.
     pub fn admit(&self, admission: Option<Admission>) {
         *self.admission.lock() = admission;
+    }
+
+    /// Takes no longer blocks than this from now on.
+    pub fn fit(&self, bytes_max: usize) {
+        self.bytes_max.store(bytes_max, Ordering::Relaxed);
     }
 
     /// Copies that it holds, oldest first.
@@ -171,6 +179,9 @@ impl MemoryStore {
 
     fn put_now(&self, block: &Outgoing) -> Result<Location> {
         self.check_open()?;
+        if block.payload.as_ref().len() > self.bytes_max.load(Ordering::Relaxed) {
+            return Err(Error::invalid("write a block that does not fit"));
+        }
         match *self.admission.lock() {
             None => return Err(Error::new(ErrorKind::Unavailable, "write to a read-only tier")),
             Some(rule) if !rule.admits(block.urgency, block.reused) => {

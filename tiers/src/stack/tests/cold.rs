@@ -185,7 +185,7 @@ async fn removal_reaches_every_tier() {
     let tiers = Tiers::with_cold_block().await;
     let packed = pack(&[1]);
     let removed = tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap());
-    assert_eq!(removed.await, 1);
+    assert_eq!(removed.await.unwrap(), 1);
     assert_eq!((tiers.nvme.usage().blocks, tiers.object.usage().blocks), (0, 0));
     assert!(matches!(tiers.get(1).await, Fetch::Miss));
 }
@@ -246,7 +246,7 @@ async fn demoting_twice_makes_one_copy() {
     assert_eq!(tiers.nvme.usage().blocks, 1, "a second copy would be known to nobody");
     assert_quiet(&tiers.fixture);
     let packed = pack(&[1]);
-    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     assert_eq!(tiers.nvme.usage().blocks, 0);
 }
 
@@ -257,7 +257,7 @@ async fn removal_is_reported_for_every_tier() {
     let feed = tiers.fixture.stack.subscribe();
     drain(&feed);
     let packed = pack(&[1]);
-    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     let key = tiers.fixture.stack.shared.map.hashed(tiers.namespace.index(), hash_of(1)).key;
     let expected = [Tier::Nvme, Tier::Object].map(|tier| Removed { key, tier });
     assert_eq!(drain(&feed), expected);
@@ -368,13 +368,13 @@ async fn a_load_from_before_a_removal_is_not_made_resident() {
             fixture.put(&namespace, &[number]).unwrap();
         }
         let removed: Vec<u64> = (1000..1256).collect();
-        fixture.stack.remove(&namespace, Hashes::new(&pack(&removed), 32).unwrap()).await;
+        fixture.stack.remove(&namespace, Hashes::new(&pack(&removed), 32).unwrap()).await.unwrap();
     };
     put(7);
     demote_and_press().await;
     let replace = async {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        fixture.stack.remove(&namespace, Hashes::new(&pack(&[1]), 32).unwrap()).await;
+        fixture.stack.remove(&namespace, Hashes::new(&pack(&[1]), 32).unwrap()).await.unwrap();
         put(8);
         demote_and_press().await;
     };
@@ -385,4 +385,135 @@ async fn a_load_from_before_a_removal_is_not_made_resident() {
     assert!(matches!(late, Fetch::Hit(block) if block.part(0).unwrap().as_ref() == [8; 4096]));
     assert_eq!(fixture.stack.usage().corrupt, 0);
     audit(&fixture);
+}
+
+async fn remove(tiers: &Tiers, number: u64) -> crate::error::Result<u32> {
+    let packed = pack(&[number]);
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_is_answered_when_the_copy_that_was_being_made_is_off_its_tier() {
+    let tiers = tiers();
+    tiers.fixture.put(&tiers.namespace, &[1]).unwrap();
+    tiers.nvme.plan(&[Fault::Slow(Duration::from_secs(1))]);
+    let demoting = tiers.fixture.stack.demote(&tiers.namespace, hash_of(1), Tier::Nvme);
+    let removing = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let started = Instant::now();
+        let removed = tokio::join!(remove(&tiers, 1), async {
+            assert_eq!(tiers.tier_of(1), None, "unreadable at once");
+        });
+        // Else a kill between the copy and its removal would bring the block back.
+        assert!(started.elapsed() >= Duration::from_millis(500));
+        (removed.0.unwrap(), tiers.nvme.usage().blocks)
+    };
+    let (demoted, removed) = tokio::join!(demoting, removing);
+    assert_eq!((demoted.unwrap(), removed), (false, (1, 0)));
+    assert_quiet(&tiers.fixture);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_a_tier_does_not_note_is_an_error_and_the_block_is_unreadable() {
+    let tiers = Tiers::with_cold_block().await;
+    tiers.nvme.plan(&[Fault::Error]);
+    let error = remove(&tiers, 1).await.unwrap_err();
+    assert_eq!(error.kind(), crate::error::ErrorKind::Unavailable);
+    assert!(
+        error.to_string().contains("1 blocks") && error.to_string().contains("as planned"),
+        "{error}"
+    );
+    assert!(matches!(tiers.get(1).await, Fetch::Miss));
+    assert_eq!(tiers.object.usage().blocks, 0, "the other tier was told");
+    // Of the copy that was being made, too, whoever removes it.
+    tiers.fixture.put(&tiers.namespace, &[3]).unwrap();
+    tiers.nvme.plan(&[Fault::Slow(Duration::from_secs(1)), Fault::Error]);
+    let demoting = tiers.fixture.stack.demote(&tiers.namespace, hash_of(3), Tier::Nvme);
+    let removing = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        tokio::join!(remove(&tiers, 3), remove(&tiers, 3))
+    };
+    let (demoted, (first, second)) = tokio::join!(demoting, removing);
+    assert!(demoted.is_err() && first.is_err() && second.is_err());
+    assert!(remove(&tiers, 100_000).await.is_ok());
+    assert_quiet(&tiers.fixture);
+    audit(&tiers.fixture);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_that_is_put_again_while_its_removal_is_under_way_stays_on_its_tier() {
+    let tiers = tiers();
+    tiers.nvme.forget_by_hash();
+    tiers.fixture.put(&tiers.namespace, &[1, 2]).unwrap();
+    tiers.demote(1, Tier::Nvme).await;
+    tiers.demote(2, Tier::Nvme).await;
+    tiers.nvme.plan(&[Fault::Slow(Duration::from_secs(1))]);
+    let again = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        tiers.fixture.put(&tiers.namespace, &[1]).unwrap();
+        tiers.demote(1, Tier::Nvme).await;
+    };
+    let (removed, ()) = tokio::join!(remove(&tiers, 1), again);
+    assert_eq!(removed.unwrap(), 1);
+    assert_eq!(tiers.nvme.usage().blocks, 2);
+    tiers.press();
+    assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
+    // A damaged copy is forgotten, and not what was put instead of it meanwhile.
+    tiers.press();
+    tiers.nvme.plan(&[Fault::SlowFlip(Duration::from_secs(1))]);
+    let again = async {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        remove(&tiers, 2).await.unwrap();
+        tiers.fixture.put(&tiers.namespace, &[2]).unwrap();
+        tiers.demote(2, Tier::Nvme).await;
+    };
+    let (damaged, ()) = tokio::join!(tiers.get(2), again);
+    assert!(matches!(damaged, Fetch::Hit(_)), "the later copy: {damaged:?}");
+    assert_eq!(tiers.fixture.stack.usage().corrupt, 1);
+    drop(damaged);
+    assert_eq!(tiers.nvme.usage().blocks, 2);
+    assert_quiet(&tiers.fixture);
+    audit(&tiers.fixture);
+}
+
+#[tokio::test]
+async fn what_one_get_loads_takes_a_bounded_share_from_others_and_is_delivered_all() {
+    let tiers = tiers();
+    let context: Vec<u64> = (0..200).collect();
+    tiers.fixture.put(&tiers.namespace, &context).unwrap();
+    for number in &context {
+        tiers.demote(*number, Tier::Nvme).await;
+    }
+    tiers.press();
+    let others = || (100_000..100_256).filter(|n| tiers.tier_of(*n) == Some(Tier::Dram)).count();
+    assert_eq!(others(), 256);
+    let promotions = tiers.fixture.stack.promotions();
+    for number in &context {
+        let (stack, hash) = (&tiers.fixture.stack, hash_of(*number));
+        let fetch = stack.get_within(&promotions, &tiers.namespace, hash, &[], soon()).await;
+        let Ok(Fetch::Hit(block)) = fetch else { panic!("{number}: {fetch:?}") };
+        assert_eq!(block.tier(), Tier::Nvme);
+    }
+    assert!(promotions.is_spent());
+    let share = 256 / usize::try_from(CONTEXT_SHARE_DIVISOR).unwrap();
+    let lost = 256 - others();
+    assert!((share..=share + 1).contains(&lost), "{lost}");
+    assert_eq!(tiers.tier_of(0), Some(Tier::Dram), "the head stays");
+    drop(promotions);
+    assert_quiet(&tiers.fixture);
+    audit(&tiers.fixture);
+    // Memory that nobody uses is anybody's.
+    let all: Vec<u64> = (100_000..100_256).collect();
+    tiers
+        .fixture
+        .stack
+        .remove(&tiers.namespace, Hashes::new(&pack(&all), 32).unwrap())
+        .await
+        .unwrap();
+    let promotions = tiers.fixture.stack.promotions();
+    for number in &context {
+        let (stack, hash) = (&tiers.fixture.stack, hash_of(*number));
+        stack.get_within(&promotions, &tiers.namespace, hash, &[], soon()).await.unwrap();
+        assert_eq!(tiers.tier_of(*number), Some(Tier::Dram));
+    }
 }
