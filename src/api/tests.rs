@@ -23,6 +23,7 @@ use crate::{
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
 };
 
+mod cold;
 mod durable;
 
 fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {

@@ -6,6 +6,7 @@ mod clean;
 mod cold;
 mod eviction;
 mod putting;
+mod removal;
 
 use std::{sync::Arc, time::Duration};
 
