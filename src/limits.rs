@@ -85,7 +85,9 @@ pub const DURABLE_DEADLINE: Duration = Duration::from_secs(30);
 pub const DURABLE_BLOCKS_AHEAD: usize = 32;
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
-/// Blocks that one prefetch loads at a time, and prefetches that run at a time.
+/// Prefetches that run at a time.
+pub const PREFETCHES_MAX: usize = 8;
+/// Blocks that all prefetches together load at a time: an eighth of the reads that nvme takes.
 pub const PREFETCH_LOADS_MAX: usize = 8;
 
 const _: () = assert!(

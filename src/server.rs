@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{FutureExt, future::FusedFuture};
 use kvstrata_proto::v1::{self as wire, block_cache_server::SERVICE_NAME};
 use kvstrata_tiers::{
     metrics::TierMetrics,
@@ -41,7 +42,7 @@ use crate::{
     http, id,
     identity_file::{self, IdentityError},
     lease::LeaseLimits,
-    limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX},
+    limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
     metrics::{self, ServerMetrics, StoreGauges},
     nvme::{self, NvmeError, NvmeTier},
     readiness::{Latch, Readiness},
@@ -168,7 +169,8 @@ impl Server {
             sessions: Sessions::new(leases.clone(), server_metrics.clone()),
             leases,
             tasks: Tasks::new(),
-            prefetches: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
+            prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
+            prefetch_loads: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
             started: Instant::now(),
             metrics: server_metrics.clone(),
         };
@@ -208,19 +210,13 @@ impl Server {
     ) -> Result<(), ServeError> {
         self.spawn_http();
         self.spawn_store_tasks();
-        let mut shutdown = pin!(shutdown);
+        let mut shutdown = pin!(shutdown.fuse());
         let held = self.start_nvme(shutdown.as_mut()).await;
-        self.spawn_grpc()?;
-        self.starting = None;
-        let Addresses { grpc, http } = self.addresses;
-        info!(%grpc, %http, node = self.node.name, "listening");
-        ready(self.addresses);
-
         let tasks = self.node.tasks.clone();
         let failed = tasks.failed_token();
-        tokio::select! {
-            () = &mut shutdown => info!(grace_ms = self.drain_grace.as_millis(), "drain started"),
-            () = failed.cancelled() => warn!("drain started because a critical task ended"),
+        // A future that has ended must not be asked again.
+        if !shutdown.is_terminated() {
+            self.serve_until(shutdown, ready).await?;
         }
         self.drain().await;
         let late = match held {
@@ -229,6 +225,25 @@ impl Server {
         };
         info!(tasks_late = late.len(), "stopped");
         if failed.is_cancelled() { Err(ServeError::Failed) } else { Ok(()) }
+    }
+
+    /// Serves until a shutdown, or until a critical task has ended.
+    async fn serve_until(
+        &mut self,
+        shutdown: Pin<&mut impl Future<Output = ()>>,
+        ready: impl FnOnce(Addresses),
+    ) -> Result<(), ServeError> {
+        self.spawn_grpc()?;
+        self.starting = None;
+        let Addresses { grpc, http } = self.addresses;
+        info!(%grpc, %http, node = self.node.name, "listening");
+        ready(self.addresses);
+        let failed = self.node.tasks.failed_token();
+        tokio::select! {
+            () = shutdown => info!(grace_ms = self.drain_grace.as_millis(), "drain started"),
+            () = failed.cancelled() => warn!("drain started because a critical task ended"),
+        }
+        Ok(())
     }
 
     /// Starts the writer and waits until it has found what is on the disk, or a shutdown.
@@ -243,7 +258,7 @@ impl Server {
             recovered = store.recovered() => if recovered.is_none() {
                 warn!("nvme writer ended before it had found what is on the disk");
             },
-            () = shutdown => {}
+            () = shutdown => info!("shutdown before nvme had found what is on the disk"),
         }
         Some((store, directory))
     }
@@ -406,4 +421,29 @@ fn members(config: &Config, name: &str, listening: SocketAddr) -> wire::MemberLi
     let member =
         wire::Member { index: 0, name: name.to_owned(), endpoint, zone: config.node.zone.clone() };
     wire::MemberList { epoch: 1, self_: 0, members: vec![member] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "rocksdb")]
+    #[tokio::test]
+    async fn a_shutdown_while_nvme_is_recovering_ends_the_server_well() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = Config::default();
+        let any = "127.0.0.1:0".parse().unwrap();
+        (config.server.grpc_listen, config.server.http_listen) = (any, any);
+        config.dram.capacity = "64MiB".parse().unwrap();
+        config.memory.limit = "1GiB".parse().unwrap();
+        config.nvme.capacity = "64MiB".parse().unwrap();
+        config.nvme.path = directory.path().join("nvme").display().to_string().parse().unwrap();
+        config.identity.secret_file =
+            directory.path().join("secret").display().to_string().parse().unwrap();
+        let mut server = Server::bind(&config).await.unwrap();
+        let mut served = false;
+        // Over before anything is recovered.
+        server.serve(async {}, |_addresses| served = true).await.unwrap();
+        assert!(!served, "it never was ready");
+    }
 }

@@ -1,6 +1,6 @@
 //! The calls of `kvstrata.v1.BlockCache`. Puts and gets are in their own files.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::ready, sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCache};
@@ -307,7 +307,7 @@ impl Node {
     ) -> Result<wire::RemoveResponse> {
         let namespace = self.namespace(tenant, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
-        Ok(wire::RemoveResponse { removed: self.stack.remove(&namespace, hashes).await })
+        Ok(wire::RemoveResponse { removed: self.stack.remove(&namespace, hashes).await? })
     }
 
     fn prefetch(
@@ -330,10 +330,18 @@ impl Node {
         }
         let Ok(permit) = Arc::clone(&self.prefetches).try_acquire_owned() else { return 0 };
         let (stack, stop) = (self.stack.clone(), self.tasks.stop_token());
+        let turns = Arc::clone(&self.prefetch_loads);
         self.tasks.spawn("prefetch", async move {
             let _permit = permit;
             let deadline = Instant::now() + GET_DEADLINE_DEFAULT;
-            let loads = stream::iter(cold).map(|hash| stack.get(&namespace, hash, &[], deadline));
+            let promotions = stack.promotions();
+            let load = async |hash| {
+                let _turn = turns.acquire().await;
+                stack.get_within(&promotions, &namespace, hash, &[], deadline).await
+            };
+            // What would not stay in dram is not loaded.
+            let wanted = stream::iter(cold).take_while(|_| ready(!promotions.is_spent()));
+            let loads = wanted.map(load);
             let mut loaded = loads.buffer_unordered(PREFETCH_LOADS_MAX);
             let mut delivered = Delivered::new(stack.clone());
             let all = async {

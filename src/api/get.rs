@@ -16,7 +16,7 @@ use kvstrata_tiers::{
     block::{BlockHash, Hashes},
     error::Result,
     namespace::Namespace,
-    stack::{Block, Fetch, Stack},
+    stack::{Block, Fetch, Promotions, Stack},
     tier::Tier,
 };
 use tokio::time::Instant;
@@ -99,7 +99,12 @@ impl GetCall {
             request.parts.as_slice().into()
         };
         let wanted: Arc<[u32]> = request.parts.into();
-        let loads = Loads { stack: node.stack.clone(), namespace, hashes: request.hashes };
+        let loads = Loads {
+            promotions: Arc::new(node.stack.promotions()),
+            stack: node.stack.clone(),
+            namespace,
+            hashes: request.hashes,
+        };
         let found = stream::iter(0..count)
             .map(move |position| loads.load(position, Arc::clone(&wanted), deadline))
             .buffered(GET_BLOCKS_AHEAD)
@@ -211,6 +216,7 @@ impl GetCall {
 /// Loads the blocks of one get.
 struct Loads {
     stack: Stack,
+    promotions: Arc<Promotions>,
     namespace: Arc<Namespace>,
     hashes: Bytes,
 }
@@ -224,10 +230,13 @@ impl Loads {
     ) -> impl Future<Output = Found> + Send + use<> {
         let hash = self.hash(position);
         let (stack, namespace) = (self.stack.clone(), Arc::clone(&self.namespace));
+        let promotions = Arc::clone(&self.promotions);
         async move {
             let started = Instant::now();
             let fetch = match hash {
-                Ok(Some(hash)) => stack.get(&namespace, hash, &parts, deadline).await,
+                Ok(Some(hash)) => {
+                    stack.get_within(&promotions, &namespace, hash, &parts, deadline).await
+                }
                 Ok(None) => Ok(Fetch::Miss),
                 Err(why) => Err(why),
             };

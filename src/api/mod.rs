@@ -67,6 +67,8 @@ pub struct Node {
     pub tasks: Tasks,
     /// Bounds the prefetches that run at a time.
     pub prefetches: Arc<Semaphore>,
+    /// Bounds the blocks that all of them load at a time, so that tiers have turns left for gets.
+    pub prefetch_loads: Arc<Semaphore>,
     /// When the server started.
     pub started: Instant,
 }

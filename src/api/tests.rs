@@ -20,9 +20,10 @@ use tonic::{
 use super::*;
 use crate::{
     lease::LeaseLimits,
-    limits::{PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
+    limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
 };
 
+mod cold;
 mod durable;
 
 fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
@@ -49,7 +50,8 @@ fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         leases,
         metrics,
         tasks: Tasks::new(),
-        prefetches: Arc::new(Semaphore::new(1)),
+        prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
+        prefetch_loads: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
         started: Instant::now(),
     }
 }

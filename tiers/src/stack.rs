@@ -31,7 +31,9 @@ mod load;
 mod lookup;
 mod mood;
 mod piece;
+mod promotions;
 mod put;
+mod remove;
 mod room;
 mod verbs;
 
@@ -53,6 +55,7 @@ pub use self::{
     load::{Block, Fetch, PartBytes},
     lookup::{Answer, Ask, Pin},
     piece::Piece,
+    promotions::Promotions,
     put::{Claim, Offer, PutBatch, PutOutcome},
     verbs::{Chain, Description, Prefetch, Usage},
 };
@@ -193,6 +196,30 @@ impl Stack {
         PutBatch::open(&self.shared, namespace, offer)
     }
 
+    /// Begins a get: what it loads from colder tiers takes a bounded share of dram from others.
+    #[must_use]
+    pub fn promotions(&self) -> Promotions {
+        Promotions::new(&self.shared)
+    }
+
+    /// As [`get`](Self::get), for a get of many blocks that began with [`promotions`](Self::promotions).
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    /// Safe, as [`get`](Self::get).
+    pub async fn get_within(
+        &self,
+        promotions: &Promotions,
+        namespace: &Arc<Namespace>,
+        hash: BlockHash,
+        parts: &[u32],
+        deadline: Instant,
+    ) -> Result<Fetch> {
+        self.read(namespace, hash, parts, (Some(promotions), deadline)).await
+    }
+
     /// Reads a block: from dram, or from the hottest colder tier through dram. The parts named (all
     /// if empty) are verified. It does not count as a use: [`touch`](Self::touch) the whole request
     /// when it is done, so that its leaves leave before their parents.
@@ -209,11 +236,21 @@ impl Stack {
         parts: &[u32],
         deadline: Instant,
     ) -> Result<Fetch> {
+        self.read(namespace, hash, parts, (None, deadline)).await
+    }
+
+    async fn read(
+        &self,
+        namespace: &Arc<Namespace>,
+        hash: BlockHash,
+        parts: &[u32],
+        limits: load::Limits<'_>,
+    ) -> Result<Fetch> {
         claim::check_parts(namespace, parts)?;
         let at = self.shared.map.hashed(namespace.index(), hash);
         Ok(match self.shared.read(namespace, at) {
             load::Read::Dram(block) => self.shared.verified(at, block, parts),
-            load::Read::Cold => self.shared.load(namespace, at, deadline).await,
+            load::Read::Cold => self.shared.load(namespace, at, limits).await,
             load::Read::Pending => Fetch::Pending,
             load::Read::Absent => Fetch::Miss,
         })
@@ -272,11 +309,15 @@ impl Stack {
     /// Removes blocks from every tier; returns how many were there. A put in flight is given up.
     ///
     /// Locations on colder tiers are forgotten in memory now; the removal from the tiers themselves
-    /// is awaited.
+    /// is awaited, also that of copies that were being made.
+    ///
+    /// # Errors
+    /// `Unavailable` if a tier has not noted the removal. No block can be read any more all the same.
     ///
     /// # Cancel safety
-    /// Safe once it was polled: all removals have begun by then, and complete by themselves.
-    pub async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
+    /// Safe once it was polled: removals have begun by then, but for those of blocks that were being
+    /// copied or removed already, and complete by themselves.
+    pub async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Result<u32> {
         self.shared.remove(namespace, hashes).await
     }
 

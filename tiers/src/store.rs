@@ -13,13 +13,15 @@ use std::{
     time::Duration,
 };
 
-pub use crate::dram::{BlockWriter, Payload};
 use crate::{
     block::BlockHash,
     error::Result,
-    map::{Checksums, Location},
     namespace::{Namespace, NamespaceId},
     tier::Tier,
+};
+pub use crate::{
+    dram::{BlockWriter, Payload},
+    map::{Checksums, Location},
 };
 
 /// A future that can be sent between threads.
@@ -144,7 +146,8 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
     /// without telling anybody.
     fn attach(&self, above: Weak<dyn Above>);
 
-    /// Copies a block in. When it returns, the block is readable and, for nvme, synced and indexed.
+    /// Copies a block in. When it returns, the block is readable and, for nvme, synced and indexed, and
+    /// stands in for older copies of it, which do not come back with a restart.
     /// A tier that is short of what writing costs it answers `Exhausted` for the blocks that it would
     /// rather not write, see [`crate::admission`], and `Unavailable` while it writes nothing at all.
     fn put<'a>(&'a self, block: Outgoing) -> BoxFuture<'a, Result<Location>>;
@@ -152,7 +155,8 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
     /// Reads a block into `into`, whose length is that of the block.
     fn get<'a>(&'a self, wanted: Wanted, into: BlockWriter) -> BoxFuture<'a, Result<Load>>;
 
-    /// Forgets blocks, for good: they do not come back with a restart. Absent blocks are a success.
+    /// Forgets blocks, for good: they do not come back with a restart. Absent blocks are a success. It
+    /// may forget a block by its hash, wherever it is: no put of it may be under way meanwhile.
     /// When it returns, none of the places can be read. Dropping the future does not stop it.
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>>;
 

@@ -27,9 +27,21 @@ const SAMPLE_AGES_MAX: usize = 4096;
 /// Places of one shard that are looked at for it: tens of microseconds under the lock.
 const SAMPLE_PLACES: usize = 1024;
 
-/// What tiers said of copies before the map knew them.
+/// Blocks that are being copied, with what the tier said of the copy before the map knew it.
 #[derive(Debug, Default)]
-pub(crate) struct Early(Mutex<HashMap<BlockKey, Said>>);
+pub(crate) struct Early(Mutex<HashMap<BlockKey, Option<Said>>>);
+
+/// A block is being copied, until this is dropped.
+pub(super) struct Copying<'a> {
+    early: &'a Early,
+    key: BlockKey,
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        self.early.0.lock().remove(&self.key);
+    }
+}
 
 #[derive(Debug, Clone, Copy)]
 struct Said {
@@ -40,27 +52,33 @@ struct Said {
 }
 
 impl Early {
+    /// A copy of the block is about to be made; there is one at a time.
+    pub(super) fn begin(&self, key: BlockKey) -> Copying<'_> {
+        self.0.lock().insert(key, None);
+        Copying { early: self, key }
+    }
+
+    fn has(&self, key: BlockKey) -> bool {
+        self.0.lock().contains_key(&key)
+    }
+
     fn say(&self, key: BlockKey, said: Said) {
         let mut early = self.0.lock();
-        match early.get_mut(&key) {
+        let Some(place) = early.get_mut(&key) else { return };
+        match place {
             Some(known) if known.tier == said.tier && known.to == Some(said.from) => {
                 known.to = said.to;
             }
-            Some(_) | None => drop(early.insert(key, said)),
+            Some(_) | None => *place = Some(said),
         }
     }
 
-    /// Where a copy made at `made` is by now; none if it has left. What was said is forgotten.
+    /// Where a copy made at `made` is by now; none if it has left. From now on the map knows.
     pub(super) fn take(&self, key: BlockKey, tier: Tier, made: Location) -> Option<Location> {
-        match self.0.lock().remove(&key) {
+        match self.0.lock().remove(&key).flatten() {
             Some(said) if said.tier == tier && said.from == made => said.to,
             Some(_) | None => Some(made),
         }
-    }
-
-    /// Forgets what was said of a block.
-    pub(super) fn forget(&self, key: BlockKey) {
-        self.0.lock().remove(&key);
     }
 }
 
@@ -178,7 +196,7 @@ impl Shared {
     /// A copy may be on the tier that the map is about to be told of.
     fn is_being_copied(&self, shard: &Shard, at: Hashed, tier: Tier) -> bool {
         let unknown = |entry: &Entry| entry.payload.is_some() && entry.cold(tier).is_none();
-        shard.entry(at).is_some_and(unknown) && self.demotions.has(at.key)
+        shard.entry(at).is_some_and(unknown) && self.early.has(at.key)
     }
 
     /// Puts a block that was found into the map, if that has room for it and nothing better.

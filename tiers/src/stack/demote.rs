@@ -48,6 +48,21 @@ pub(super) struct Job {
     pub(super) work: BoxFuture<'static, ()>,
 }
 
+/// Whether a tier may have a copy that it has failed to make.
+fn may_be_there(kind: ErrorKind) -> bool {
+    match kind {
+        ErrorKind::Exhausted { .. } | ErrorKind::Invalid | ErrorKind::Unsupported => false,
+        ErrorKind::UnknownNamespace
+        | ErrorKind::LayoutMismatch
+        | ErrorKind::LeaseExpired
+        | ErrorKind::Unavailable
+        | ErrorKind::Timeout
+        | ErrorKind::Cancelled
+        | ErrorKind::Corrupt
+        | ErrorKind::Internal => true,
+    }
+}
+
 impl Shared {
     /// Whether the stack has this tier.
     pub(super) fn has_tier(&self, tier: Tier) -> bool {
@@ -124,8 +139,7 @@ impl Shared {
     ) -> Result<Demotion> {
         let tier = store.tier();
         // One at a time for each block: a second copy would be on the tier and in no map.
-        let flight = Flight::join(&self.demotions, at.key);
-        let _turn = flight.turn().await;
+        let mut turn = Flight::join(&self.demotions, at.key).turn().await;
         let outgoing = self.map.with(at, |shard| {
             let entry = shard.entry(at).ok_or(Demotion::Gone)?;
             if entry.cold(tier).is_some() {
@@ -145,17 +159,19 @@ impl Shared {
             Err(nothing_to_do) => return Ok(nothing_to_do),
         };
         let payload = outgoing.payload.clone();
-        self.early.forget(at.key);
-        let copied = store.put(outgoing).await;
-        let copied = copied.inspect_err(|_failed| self.early.forget(at.key))?;
+        let _copying = self.early.begin(at.key);
+        let put = store.put(outgoing).await;
+        let copied = put.inspect_err(|error| turn.leaves(may_be_there(error.kind())))?;
         let Err(location) = self.keep_copy(tier, at, &payload, copied) else {
+            turn.leaves(false);
             self.metrics.stored(tier).inc();
             self.metrics.demoted(urgency).inc();
             return Ok(Demotion::Copied);
         };
         let unwanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
-        store.remove(&[unwanted]).await?;
-        Ok(Demotion::Gone)
+        let removed = store.remove(&[unwanted]).await;
+        turn.leaves(removed.is_err());
+        removed.map(|()| Demotion::Gone)
     }
 
     /// Tells the map of a copy. If the block was removed, or removed and put again meanwhile, or the

@@ -7,9 +7,12 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::OwnedMutexGuard,
+    time::{Instant, timeout_at},
+};
 
-use super::{Shared, verbs::slot_bytes_of};
+use super::{Promotions, Shared, remove::Gone, verbs::slot_bytes_of};
 use crate::{
     block::{BlockHash, BlockKey},
     checksum::part_checksum,
@@ -103,6 +106,9 @@ pub enum Fetch {
     Miss,
 }
 
+/// What a load takes at most: of dram from others, without a bound if there is none, and of time.
+pub(super) type Limits<'a> = (Option<&'a Promotions>, Instant);
+
 /// A copy on a colder tier, as the map knows it.
 struct ColdCopy {
     location: Location,
@@ -118,17 +124,21 @@ pub(super) enum Read {
     Absent,
 }
 
-/// Loads under way: one for each block. A waiter looks again when the first one is done, and loads
+/// Whose turn it is with a block, and whether the one before has left something on a tier that it
+/// should not have.
+type Turns = Arc<tokio::sync::Mutex<bool>>;
+
+/// What is under way: one for each block. A waiter looks again when the first one is done, and does it
 /// itself if that one failed.
 #[derive(Debug, Default)]
-pub(crate) struct SingleFlight(Mutex<HashMap<BlockKey, Arc<tokio::sync::Mutex<()>>>>);
+pub(crate) struct SingleFlight(Mutex<HashMap<BlockKey, Turns>>);
 
 impl SingleFlight {
-    fn join(&self, key: BlockKey) -> Arc<tokio::sync::Mutex<()>> {
+    fn join(&self, key: BlockKey) -> Turns {
         Arc::clone(self.0.lock().entry(key).or_default())
     }
 
-    fn leave(&self, key: BlockKey, flight: Arc<tokio::sync::Mutex<()>>) {
+    fn leave(&self, key: BlockKey, flight: Turns) {
         let mut flights = self.0.lock();
         drop(flight);
         if flights.get(&key).is_some_and(|flight| Arc::strong_count(flight) == 1) {
@@ -136,7 +146,7 @@ impl SingleFlight {
         }
     }
 
-    /// Somebody is loading the block, or waits to.
+    /// Somebody has the turn of the block, or waits for it.
     pub(super) fn has(&self, key: BlockKey) -> bool {
         self.0.lock().contains_key(&key)
     }
@@ -147,12 +157,18 @@ impl SingleFlight {
     }
 }
 
-/// Leaves a flight when dropped, also when the load was cancelled. It has the only reference of its
-/// reader, so that the last one to leave finds none but that of the table.
+/// Leaves a flight when dropped, also when the work was cancelled. The last one to leave finds no
+/// reference but that of the table.
 pub(super) struct Flight<'a> {
     flights: &'a SingleFlight,
     key: BlockKey,
-    flight: Option<Arc<tokio::sync::Mutex<()>>>,
+    flight: Option<Turns>,
+}
+
+/// The turn of a block. It ends before its place in the table is left.
+pub(super) struct Turn<'a> {
+    left: OwnedMutexGuard<bool>,
+    _flight: Flight<'a>,
 }
 
 impl<'a> Flight<'a> {
@@ -160,12 +176,33 @@ impl<'a> Flight<'a> {
         Self { flights, key, flight: Some(flights.join(key)) }
     }
 
-    /// Waits for the turn of this reader.
-    pub(super) async fn turn(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
-        match &self.flight {
-            Some(flight) => Some(flight.lock().await),
-            None => None,
+    fn turns(&self) -> Turns {
+        self.flight.as_ref().map(Arc::clone).unwrap_or_default()
+    }
+
+    /// The turn of this one, if nobody has it.
+    pub(super) fn try_turn(self) -> Result<Turn<'a>, Self> {
+        match self.turns().try_lock_owned() {
+            Ok(left) => Ok(Turn { left, _flight: self }),
+            Err(_taken) => Err(self),
         }
+    }
+
+    /// Waits for the turn of this one.
+    pub(super) async fn turn(self) -> Turn<'a> {
+        Turn { left: self.turns().lock_owned().await, _flight: self }
+    }
+}
+
+impl Turn<'_> {
+    /// Whether something may be left on a tier that should not be.
+    pub(super) fn is_left(&self) -> bool {
+        *self.left
+    }
+
+    /// Tells those who wait.
+    pub(super) fn leaves(&mut self, left: bool) {
+        *self.left = left;
     }
 }
 
@@ -241,19 +278,16 @@ impl Shared {
         &self,
         namespace: &Arc<Namespace>,
         at: Hashed,
-        deadline: Instant,
+        (promotions, deadline): Limits<'_>,
     ) -> Fetch {
-        let flight = Flight::join(&self.flights, at.key);
-        let Ok(turn) = timeout_at(deadline, flight.turn()).await else { return Fetch::Timeout };
-        let fetch = match self.read(namespace, at) {
+        let turn = Flight::join(&self.flights, at.key).turn();
+        let Ok(_turn) = timeout_at(deadline, turn).await else { return Fetch::Timeout };
+        match self.read(namespace, at) {
             Read::Dram(block) => self.verified(at, block, &[]),
             Read::Pending => Fetch::Pending,
             Read::Absent => Fetch::Miss,
-            Read::Cold => self.load_in_turn(namespace, at, deadline).await,
-        };
-        drop(turn);
-        drop(flight);
-        fetch
+            Read::Cold => self.load_in_turn(namespace, at, (promotions, deadline)).await,
+        }
     }
 
     /// Tries the colder tiers, hot to cold, until one delivers right bytes.
@@ -261,7 +295,7 @@ impl Shared {
         &self,
         namespace: &Arc<Namespace>,
         at: Hashed,
-        deadline: Instant,
+        limits: Limits<'_>,
     ) -> Fetch {
         let mut worst = Fetch::Miss;
         for store in &self.cold {
@@ -271,7 +305,7 @@ impl Shared {
                 let copy = self.cold_copy(store.tier(), at);
                 let Some(copy) = copy.filter(|copy| tried != Some(copy.location)) else { break };
                 tried = Some(copy.location);
-                match self.load_copy(store.as_ref(), namespace, (at, &copy), deadline).await {
+                match self.load_copy(store.as_ref(), namespace, (at, &copy), limits).await {
                     Fetch::Hit(block) => return Fetch::Hit(block),
                     outcome => worst = outcome,
                 }
@@ -294,11 +328,11 @@ impl Shared {
         store: &dyn BlockStore,
         namespace: &Arc<Namespace>,
         (at, copy): (Hashed, &ColdCopy),
-        deadline: Instant,
+        (promotions, deadline): Limits<'_>,
     ) -> Fetch {
         let slot = slot_bytes(copy.len, namespace.layout().is_opaque());
-        let Some(mut room) = self.make_room(slot, &[copy.len], 0) else { return Fetch::Busy };
-        let Some(writer) = room.pop() else { return Fetch::Busy };
+        let room = self.room_to_load(slot, copy.len, promotions);
+        let Some((writer, may_stay)) = room else { return Fetch::Busy };
         let read = self.load_from(store, namespace, at, copy.location, (writer, deadline));
         let payload = match read.await {
             Ok(payload) => payload,
@@ -307,7 +341,9 @@ impl Shared {
         let (tier, checksums) = (store.tier(), copy.checksums.clone());
         let block = Block { namespace: Arc::clone(namespace), payload, checksums, tier };
         if block.is_right(&at.key.hash, &[]) {
-            self.promote(at, slot, &block);
+            if may_stay {
+                self.promote(at, slot, &block);
+            }
             return Fetch::Hit(block);
         }
         self.metrics.corrupt(tier).inc();
@@ -382,10 +418,10 @@ impl Shared {
         location: Location,
     ) {
         self.drop_location(store.tier(), at, location);
-        let wanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
-        if let Err(error) = store.remove(&[wanted]).await {
-            tracing::warn!(%error, tier = store.tier().name(), "damaged block stays on its tier");
-        }
+        // A tier that does not note it has said so in the log.
+        drop(
+            self.forget_copies(namespace, vec![Gone::from_tier(at, store.tier(), location)]).await,
+        );
     }
 }
 

@@ -53,6 +53,10 @@ impl Mood {
             self.paused_until = self.paused_until.max(Some(until));
             return Some(Admission::All);
         }
+        if kind == ErrorKind::Invalid {
+            // It is the block that does not fit; the tier is well.
+            return None;
+        }
         if self.paused_until(now).is_none() {
             let doubled = PAUSE_MIN.saturating_mul(1 << self.failures.min(16));
             self.failures = self.failures.saturating_add(1);

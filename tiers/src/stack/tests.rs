@@ -6,6 +6,7 @@ mod clean;
 mod cold;
 mod eviction;
 mod putting;
+mod removal;
 
 use std::{sync::Arc, time::Duration};
 
@@ -184,7 +185,8 @@ async fn removed_blocks_are_gone_but_a_holder_reads_on() {
     fixture.put(&namespace, &[1, 2]).unwrap();
     let pinned = lease(&fixture, &namespace, &[1]);
     let packed = pack(&[1, 3]);
-    let removed = fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await;
+    let removed =
+        fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     assert_eq!((removed, prefix(&fixture, &namespace, &[1])), (1, 0));
     assert_eq!(pinned.pins[0].contents().as_ref(), block_bytes(&namespace, 1, 0, 4096));
     assert_eq!(fixture.stack.usage().staging_bytes, 4096);
@@ -247,7 +249,7 @@ async fn events_follow_what_happened_and_overflow_asks_for_a_resync() {
     assert_eq!(known.sum::<usize>(), 1);
     fixture.put(&namespace, &[2]).unwrap();
     let packed = pack(&[2]);
-    fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await;
+    fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     let key = fixture.stack.shared.map.hashed(namespace.index(), hash_of(2)).key;
     let tier = Tier::Dram;
     let expected = [TierEvent::Stored { key, tier }, TierEvent::Removed { key, tier }];

@@ -1,11 +1,6 @@
-//! The small verbs: touch, remove, describe, prefetch; and the accounts.
+//! The small verbs: touch, describe, prefetch; and the accounts.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::Ordering},
-};
-
-use futures_util::future::join_all;
+use std::sync::{Arc, atomic::Ordering};
 
 use super::Shared;
 use crate::{
@@ -13,10 +8,9 @@ use crate::{
     dram::Payload,
     error::{Error, Result},
     limits::NAMESPACE_FIELD_BYTES_MAX,
-    map::{Described, Entry, Hashed, removed},
+    map::{Described, Hashed},
     metrics::EvictReason,
     namespace::Namespace,
-    store::Wanted,
     tier::Tier,
 };
 
@@ -85,64 +79,13 @@ pub struct Usage {
     pub reclaimed_extents: u64,
 }
 
-/// The colder copies of blocks that have left the map, by tier.
-#[derive(Default)]
-struct Colder(BTreeMap<Tier, Vec<Wanted>>);
-
-impl Colder {
-    fn add(&mut self, namespace: &Namespace, entry: &Entry) {
-        for (location, tier) in entry.cold.into_iter().zip([Tier::Nvme, Tier::Object]) {
-            let Some(location) = location else { continue };
-            let (namespace, hash) = (*namespace.id(), entry.key.hash);
-            self.0.entry(tier).or_default().push(Wanted { namespace, hash, location });
-        }
-    }
-}
-
 impl Shared {
-    fn keys(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Vec<Hashed> {
+    pub(super) fn keys(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Vec<Hashed> {
         hashes.iter().map(|hash| self.map.hashed(namespace.index(), hash)).collect()
     }
 
     pub(super) fn touch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
         self.touch_keys(&self.keys(namespace, hashes))
-    }
-
-    pub(super) async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
-        let mut count = 0;
-        let mut colder = Colder::default();
-        for at in self.keys(namespace, hashes) {
-            let Some(entry) = self.map.with(at, |shard| {
-                for tier in shard.entry(at)?.tiers() {
-                    shard.push(removed(at.key, tier));
-                }
-                shard.remove(at)
-            }) else {
-                continue;
-            };
-            if entry.hottest().is_none() {
-                self.forget_unread(Some(entry));
-                continue;
-            }
-            self.map.count(false);
-            count += 1;
-            self.count_gone(at.key.namespace, entry.len);
-            if let Some(payload) = &entry.payload {
-                self.count_evicted(payload, EvictReason::Removed);
-                self.read_or_gone(entry.context, entry.slot_bytes());
-            }
-            colder.add(namespace, &entry);
-        }
-        // All at once: a removal that has begun completes, also when nobody waits for it any more.
-        let removals = colder.0.into_iter().map(async |(tier, blocks)| {
-            let Some(store) = self.store(tier) else { return };
-            if let Err(error) = store.remove(&blocks).await {
-                let blocks = blocks.len();
-                tracing::warn!(%error, tier = tier.name(), blocks, "removed blocks stay on their tier");
-            }
-        });
-        join_all(removals).await;
-        count
     }
 
     pub(super) fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {

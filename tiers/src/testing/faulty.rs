@@ -2,7 +2,7 @@
 #![deny(clippy::missing_trait_methods)]
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     future::pending,
     sync::{Arc, Weak},
     time::Duration,
@@ -11,9 +11,11 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
+    block::BlockHash,
     dram::BlockWriter,
     error::{Error, ErrorKind, Result},
     map::Location,
+    namespace::NamespaceId,
     store::{Above, BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
@@ -37,6 +39,8 @@ pub enum Fault {
     Hang,
     /// The call takes so long.
     Slow(Duration),
+    /// A get reads, takes so long, and returns a flipped bit.
+    SlowFlip(Duration),
 }
 
 /// Wraps a tier; each call takes the next planned fault, none if there is no plan.
@@ -44,13 +48,22 @@ pub enum Fault {
 pub struct Faulty {
     inner: Arc<dyn BlockStore>,
     plan: Mutex<VecDeque<Fault>>,
+    by_hash: Mutex<Option<Puts>>,
 }
+
+/// Where each block was put.
+type Puts = HashMap<(NamespaceId, BlockHash), Vec<Location>>;
 
 impl Faulty {
     /// Wraps `inner` without faults.
     #[must_use]
     pub fn new(inner: Arc<dyn BlockStore>) -> Self {
-        Self { inner, plan: Mutex::default() }
+        Self { inner, plan: Mutex::default(), by_hash: Mutex::default() }
+    }
+
+    /// Forgets all copies of a block from now on when it is told to forget one, as a log does.
+    pub fn forget_by_hash(&self) {
+        *self.by_hash.lock() = Some(Puts::default());
     }
 
     /// Plans the faults of the next calls, in order.
@@ -67,7 +80,7 @@ impl Faulty {
         match self.next() {
             Fault::Error => Err(Error::new(ErrorKind::Internal, "fail as planned")),
             Fault::Hang => pending().await,
-            Fault::Slow(delay) => {
+            Fault::Slow(delay) | Fault::SlowFlip(delay) => {
                 tokio::time::sleep(delay).await;
                 Ok(())
             }
@@ -84,7 +97,12 @@ impl BlockStore for Faulty {
     fn put<'a>(&'a self, block: Outgoing) -> BoxFuture<'a, Result<Location>> {
         Box::pin(async move {
             self.disturb().await?;
-            self.inner.put(block).await
+            let key = (*block.namespace.id(), block.hash);
+            let location = self.inner.put(block).await?;
+            if let Some(puts) = self.by_hash.lock().as_mut() {
+                puts.entry(key).or_default().push(location);
+            }
+            Ok(location)
         })
     }
 
@@ -97,12 +115,18 @@ impl BlockStore for Faulty {
                 Fault::Miss => return Ok(Load::Miss),
                 Fault::Hang => pending().await,
                 Fault::Slow(delay) => tokio::time::sleep(delay).await,
-                Fault::None | Fault::BitFlip(_) | Fault::Torn => {}
+                Fault::SlowFlip(_) | Fault::None | Fault::BitFlip(_) | Fault::Torn => {}
             }
             let mut load = self.inner.get(wanted, into).await?;
+            if let Fault::SlowFlip(delay) = fault {
+                tokio::time::sleep(delay).await;
+            }
             if let Load::Hit(writer) = &mut load {
                 let half = writer.len() / 2;
                 match fault {
+                    Fault::SlowFlip(_) => {
+                        writer.bytes_mut().iter_mut().take(1).for_each(|byte| *byte ^= 1);
+                    }
                     Fault::BitFlip(at) => {
                         if let Some(byte) = writer.bytes_mut().get_mut(at) {
                             *byte ^= 1;
@@ -128,6 +152,13 @@ impl BlockStore for Faulty {
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             self.disturb().await?;
+            let others = |block: &Wanted| {
+                let (namespace, hash) = (block.namespace, block.hash);
+                let puts = self.by_hash.lock().as_mut()?.remove(&(namespace, hash))?;
+                Some(puts.into_iter().map(move |location| Wanted { namespace, hash, location }))
+            };
+            let others: Vec<Wanted> = blocks.iter().filter_map(others).flatten().collect();
+            self.inner.remove(&others).await?;
             self.inner.remove(blocks).await
         })
     }

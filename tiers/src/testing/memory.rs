@@ -1,11 +1,11 @@
 //! A colder tier in memory.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     num::NonZeroU64,
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -18,7 +18,7 @@ use crate::{
     dram::BlockWriter,
     error::{Error, ErrorKind, Result},
     map::{Checksums, Location},
-    namespace::{Namespace, NamespaceTable},
+    namespace::{Namespace, NamespaceId, NamespaceTable},
     store::{Above, BlockStore, BoxFuture, Found, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
@@ -36,15 +36,56 @@ struct Kept {
     checksums: Checksums,
 }
 
+/// All copies, by their numbers and by their blocks.
+#[derive(Debug, Default)]
+struct Copies {
+    kept: BTreeMap<NonZeroU64, Kept>,
+    of_block: HashMap<(NamespaceId, BlockHash), Vec<NonZeroU64>>,
+}
+
+impl Copies {
+    fn insert(&mut self, number: NonZeroU64, kept: Kept) {
+        self.of_block.entry(kept.key()).or_default().push(number);
+        self.kept.insert(number, kept);
+    }
+
+    fn remove(&mut self, number: &NonZeroU64) {
+        let Some(kept) = self.kept.remove(number) else { return };
+        if let Entry::Occupied(mut numbers) = self.of_block.entry(kept.key()) {
+            numbers.get_mut().retain(|other| other != number);
+            if numbers.get().is_empty() {
+                numbers.remove();
+            }
+        }
+    }
+
+    /// Removes the copies of a block but for one.
+    fn supersede(&mut self, by: NonZeroU64, key: &(NamespaceId, BlockHash)) {
+        for number in self.of_block.get(key).cloned().unwrap_or_default() {
+            if number != by {
+                self.remove(&number);
+            }
+        }
+    }
+}
+
+impl Kept {
+    fn key(&self) -> (NamespaceId, BlockHash) {
+        (*self.namespace.id(), self.hash)
+    }
+}
+
 /// Keeps copies of blocks on the heap. Locations are numbers that are never used again and grow.
 #[derive(Debug)]
 pub struct MemoryStore {
     tier: Tier,
-    blocks: Mutex<BTreeMap<NonZeroU64, Kept>>,
+    blocks: Mutex<Copies>,
     last: AtomicU64,
     closed: AtomicBool,
     /// What it takes; none for nothing.
     admission: Mutex<Option<Admission>>,
+    /// The longest block that it takes.
+    bytes_max: AtomicUsize,
     above: Mutex<Option<Weak<dyn Above>>>,
 }
 
@@ -58,6 +99,7 @@ impl MemoryStore {
             last: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             admission: Mutex::new(Some(Admission::All)),
+            bytes_max: AtomicUsize::new(usize::MAX),
             above: Mutex::default(),
         }
     }
@@ -65,6 +107,11 @@ impl MemoryStore {
     /// Takes only what `admission` admits from now on; nothing at all if there is none.
     pub fn admit(&self, admission: Option<Admission>) {
         *self.admission.lock() = admission;
+    }
+
+    /// Takes no longer blocks than this from now on.
+    pub fn fit(&self, bytes_max: usize) {
+        self.bytes_max.store(bytes_max, Ordering::Relaxed);
     }
 
     /// Copies that it holds, oldest first.
@@ -76,7 +123,7 @@ impl MemoryStore {
             hash: kept.hash,
             location: Location(*number),
         };
-        blocks.iter().map(wanted).collect()
+        blocks.kept.iter().map(wanted).collect()
     }
 
     /// Reclaims its `count` oldest copies, as a tier does that is full.
@@ -94,8 +141,13 @@ impl MemoryStore {
 
     /// Moves a copy to a new place, as a tier does that compacts; false if nobody wants it there.
     pub fn compact(&self, copy: &Wanted) -> bool {
-        let Some(kept) = self.blocks.lock().get(&copy.location.0).cloned() else { return false };
-        let Some(to) = self.keep(kept) else { return false };
+        let Some(number) = self.number() else { return false };
+        {
+            let mut blocks = self.blocks.lock();
+            let Some(kept) = blocks.kept.get(&copy.location.0).cloned() else { return false };
+            blocks.insert(number, kept);
+        }
+        let to = Location(number);
         let wanted = self.above().is_some_and(|above| above.moved(copy, to));
         let useless = if wanted { copy.location } else { to };
         self.blocks.lock().remove(&useless.0);
@@ -131,7 +183,8 @@ impl MemoryStore {
     /// Tells the stack above what it holds of these namespaces, as a tier does that was started again;
     /// returns how many blocks the stack knows of now. The rest is forgotten.
     pub fn recover(&self, namespaces: &NamespaceTable) -> usize {
-        let held: Vec<_> = self.blocks.lock().iter().map(|(n, kept)| (*n, kept.clone())).collect();
+        let held: Vec<_> =
+            self.blocks.lock().kept.iter().map(|(n, kept)| (*n, kept.clone())).collect();
         let mut known = 0;
         for (number, mut kept) in held {
             let open = namespaces.get(kept.namespace.id().as_bytes());
@@ -156,8 +209,12 @@ impl MemoryStore {
         self.above.lock().as_ref()?.upgrade()
     }
 
+    fn number(&self) -> Option<NonZeroU64> {
+        NonZeroU64::new(self.last.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
     fn keep(&self, kept: Kept) -> Option<Location> {
-        let number = NonZeroU64::new(self.last.fetch_add(1, Ordering::Relaxed) + 1)?;
+        let number = self.number()?;
         self.blocks.lock().insert(number, kept);
         Some(Location(number))
     }
@@ -171,6 +228,9 @@ impl MemoryStore {
 
     fn put_now(&self, block: &Outgoing) -> Result<Location> {
         self.check_open()?;
+        if block.payload.as_ref().len() > self.bytes_max.load(Ordering::Relaxed) {
+            return Err(Error::invalid("write a block that does not fit"));
+        }
         match *self.admission.lock() {
             None => return Err(Error::new(ErrorKind::Unavailable, "write to a read-only tier")),
             Some(rule) if !rule.admits(block.urgency, block.reused) => {
@@ -185,13 +245,18 @@ impl MemoryStore {
             bytes: block.payload.as_ref().into(),
             checksums: block.checksums.clone(),
         };
-        self.keep(kept).ok_or_else(|| Error::new(ErrorKind::Internal, "number a block"))
+        let internal = || Error::new(ErrorKind::Internal, "number a block");
+        let (key, number) = (kept.key(), self.number().ok_or_else(internal)?);
+        let mut blocks = self.blocks.lock();
+        blocks.insert(number, kept);
+        blocks.supersede(number, &key);
+        Ok(Location(number))
     }
 
     fn get_now(&self, wanted: &Wanted, mut into: BlockWriter) -> Result<Load> {
         self.check_open()?;
         let blocks = self.blocks.lock();
-        let kept = blocks.get(&wanted.location.0).filter(|kept| {
+        let kept = blocks.kept.get(&wanted.location.0).filter(|kept| {
             (*kept.namespace.id(), kept.hash) == (wanted.namespace, wanted.hash)
                 && kept.bytes.len() == into.len()
         });
@@ -230,17 +295,17 @@ impl BlockStore for MemoryStore {
     }
 
     fn shed(&self) {
-        let held = self.blocks.lock().len();
+        let held = self.blocks.lock().kept.len();
         self.reclaim(held.div_ceil(SHED_DIVISOR));
     }
 
     fn usage(&self) -> StoreUsage {
         let blocks = self.blocks.lock();
-        let used = blocks.values().map(|kept| kept.bytes.len()).sum::<usize>();
+        let used = blocks.kept.values().map(|kept| kept.bytes.len()).sum::<usize>();
         StoreUsage {
             capacity_bytes: 0,
             used_bytes: u64::try_from(used).unwrap_or(u64::MAX),
-            blocks: u64::try_from(blocks.len()).unwrap_or(u64::MAX),
+            blocks: u64::try_from(blocks.kept.len()).unwrap_or(u64::MAX),
             evicted_blocks: 0,
         }
     }

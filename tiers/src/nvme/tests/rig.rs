@@ -172,7 +172,8 @@ impl Life {
     pub(super) async fn remove(&self, numbers: impl IntoIterator<Item = u64>) {
         let packed = pack(&numbers.into_iter().collect::<Vec<_>>());
         let hashes = Hashes::new(&packed, 32).unwrap();
-        self.fixture.stack.remove(&self.namespace, hashes).await;
+        // A tier in trouble does not note it; nothing can be read all the same.
+        drop(self.fixture.stack.remove(&self.namespace, hashes).await);
     }
 
     /// Which of the blocks come back. A wrong byte ends the test.

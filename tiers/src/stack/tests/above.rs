@@ -206,11 +206,11 @@ async fn a_copy_that_moved_is_read_at_its_new_place_and_leaves_only_from_there()
     assert!(!tiers.shared().moved(&old, old.location));
     assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
     let packed = pack(&[1]);
-    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     assert!(tiers.discover(2));
     let removed = tiers.copy(2);
     let packed = pack(&[2]);
-    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     assert!(!tiers.shared().moved(&removed, removed.location), "removed meanwhile");
     assert_eq!(tiers.nvme.usage().blocks, 0);
     audit(&tiers.fixture);
@@ -361,7 +361,7 @@ async fn a_copy_that_moves_before_the_map_knows_it_is_known_where_it_is() {
     assert!(tiers.ages(&[copy])[0].is_some());
     assert_eq!(tiers.nvme.usage().blocks, 1);
     let packed = pack(&[1]);
-    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     assert_eq!(tiers.nvme.usage().blocks, 0);
     assert_quiet(&tiers.fixture);
     audit(&tiers.fixture);

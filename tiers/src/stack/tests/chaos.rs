@@ -138,7 +138,7 @@ impl World {
             Step::Remove { number } => {
                 let packed = pack(&[number]);
                 let hashes = Hashes::new(&packed, 32).unwrap();
-                self.fixture.stack.remove(&self.namespace, hashes).await;
+                self.fixture.stack.remove(&self.namespace, hashes).await.unwrap();
             }
             Step::Large { number } => {
                 self.fixture.put(&self.large, &[number]).unwrap();
@@ -301,7 +301,7 @@ proptest! {
                 let all: Vec<u64> = (0..1064).collect();
                 let packed = pack(&all);
                 let hashes = Hashes::new(&packed, 32).unwrap();
-                world.fixture.stack.remove(namespace, hashes).await;
+                world.fixture.stack.remove(namespace, hashes).await.unwrap();
             }
             audit(&world.fixture);
             let shared = &world.fixture.stack.shared;
@@ -345,7 +345,7 @@ fn threads_do_not_disturb_one_another() {
     let all: Vec<u64> = (0..192).collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let packed = pack(&all);
-    runtime.block_on(fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()));
+    runtime.block_on(fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap())).unwrap();
     audit(&fixture);
     let shared = &fixture.stack.shared;
     assert_eq!((shared.contexts.len(), shared.pool.used_bytes()), (0, 0));
@@ -404,7 +404,7 @@ fn work(fixture: &Fixture, namespace: &Arc<Namespace>, thread: u64, rounds: u64)
             }
             if round % 25 == thread {
                 let packed = pack(&chain[..4]);
-                fixture.stack.remove(namespace, Hashes::new(&packed, 32).unwrap()).await;
+                fixture.stack.remove(namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
                 put_part(fixture, namespace, &chain[..4], (thread % 2) as u32, None);
             }
         });

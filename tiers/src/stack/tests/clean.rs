@@ -136,7 +136,7 @@ async fn what_was_evicted_or_removed_before_its_turn_is_counted() {
     let tiers = tiers(MIB, 4096);
     tiers.put(0..2);
     let packed = pack(&[0]);
-    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     tiers.cleaning(tiers.until(1)).await;
     assert_eq!(tiers.undemoted(Undemoted::Gone), 1);
     let only = || tiers.fixture.stack.shared.metrics.evicted_only_copy.get();
@@ -285,4 +285,17 @@ async fn without_an_nvme_tier_nothing_is_queued() {
     assert!(fixture.stack.has_tier(Tier::Dram) && !fixture.stack.has_tier(Tier::Nvme));
     assert!(!fixture.stack.demote(&namespace, hash_of(1), Tier::Nvme).await.unwrap());
     fixture.stack.clean(tokio::time::sleep(Duration::from_secs(1))).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_block_that_no_segment_can_hold_does_not_hold_up_the_others() {
+    let tiers = tiers(4 * MIB, 4096);
+    tiers.nvme.fit(4096);
+    let large = tiers.fixture.namespace("large", &[8192]).unwrap();
+    let numbers: Vec<u64> = (0..100).collect();
+    tiers.fixture.put(&large, &numbers).unwrap();
+    tiers.put(0..100);
+    let late = tiers.cleaning(tiers.until(100)).await;
+    assert!(late < Duration::from_secs(1), "{late:?}");
+    assert_eq!(tiers.undemoted(Undemoted::of(crate::error::ErrorKind::Invalid)), 100);
 }

@@ -9,15 +9,15 @@ use crate::{
     testing::{Fault, Faulty, MemoryStore},
 };
 
-struct Tiers {
-    fixture: Fixture,
-    namespace: Arc<Namespace>,
-    nvme: Arc<Faulty>,
-    object: Arc<Faulty>,
+pub(super) struct Tiers {
+    pub(super) fixture: Fixture,
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) nvme: Arc<Faulty>,
+    pub(super) object: Arc<Faulty>,
 }
 
 /// Room for 256 blocks over two colder tiers.
-fn tiers() -> Tiers {
+pub(super) fn tiers() -> Tiers {
     let nvme = Arc::new(Faulty::new(Arc::new(MemoryStore::new(Tier::Nvme))));
     let object = Arc::new(Faulty::new(Arc::new(MemoryStore::new(Tier::Object))));
     let cold: Vec<Arc<dyn BlockStore>> =
@@ -28,23 +28,23 @@ fn tiers() -> Tiers {
 }
 
 impl Tiers {
-    async fn demote(&self, number: u64, tier: Tier) {
+    pub(super) async fn demote(&self, number: u64, tier: Tier) {
         assert!(self.fixture.stack.demote(&self.namespace, hash_of(number), tier).await.unwrap());
     }
 
     /// Pushes everything out of dram.
-    fn press(&self) {
+    pub(super) fn press(&self) {
         for number in 100_000..100_256 {
             self.fixture.put(&self.namespace, &[number]).unwrap();
         }
     }
 
-    fn tier_of(&self, number: u64) -> Option<Tier> {
+    pub(super) fn tier_of(&self, number: u64) -> Option<Tier> {
         look(&self.fixture, &self.namespace, &[number], Ask::default()).runs.first().map(|r| r.tier)
     }
 
     /// Block 1 on both colder tiers, and not in dram.
-    async fn with_cold_block() -> Self {
+    pub(super) async fn with_cold_block() -> Self {
         let tiers = tiers();
         tiers.fixture.put(&tiers.namespace, &[1, 2]).unwrap();
         for tier in [Tier::Nvme, Tier::Object] {
@@ -56,7 +56,7 @@ impl Tiers {
         tiers
     }
 
-    async fn get(&self, number: u64) -> Fetch {
+    pub(super) async fn get(&self, number: u64) -> Fetch {
         get(&self.fixture, &self.namespace, number).await
     }
 }
@@ -185,7 +185,7 @@ async fn removal_reaches_every_tier() {
     let tiers = Tiers::with_cold_block().await;
     let packed = pack(&[1]);
     let removed = tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap());
-    assert_eq!(removed.await, 1);
+    assert_eq!(removed.await.unwrap(), 1);
     assert_eq!((tiers.nvme.usage().blocks, tiers.object.usage().blocks), (0, 0));
     assert!(matches!(tiers.get(1).await, Fetch::Miss));
 }
@@ -246,7 +246,7 @@ async fn demoting_twice_makes_one_copy() {
     assert_eq!(tiers.nvme.usage().blocks, 1, "a second copy would be known to nobody");
     assert_quiet(&tiers.fixture);
     let packed = pack(&[1]);
-    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     assert_eq!(tiers.nvme.usage().blocks, 0);
 }
 
@@ -257,7 +257,7 @@ async fn removal_is_reported_for_every_tier() {
     let feed = tiers.fixture.stack.subscribe();
     drain(&feed);
     let packed = pack(&[1]);
-    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await;
+    tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     let key = tiers.fixture.stack.shared.map.hashed(tiers.namespace.index(), hash_of(1)).key;
     let expected = [Tier::Nvme, Tier::Object].map(|tier| Removed { key, tier });
     assert_eq!(drain(&feed), expected);
@@ -368,13 +368,13 @@ async fn a_load_from_before_a_removal_is_not_made_resident() {
             fixture.put(&namespace, &[number]).unwrap();
         }
         let removed: Vec<u64> = (1000..1256).collect();
-        fixture.stack.remove(&namespace, Hashes::new(&pack(&removed), 32).unwrap()).await;
+        fixture.stack.remove(&namespace, Hashes::new(&pack(&removed), 32).unwrap()).await.unwrap();
     };
     put(7);
     demote_and_press().await;
     let replace = async {
         tokio::time::sleep(Duration::from_millis(500)).await;
-        fixture.stack.remove(&namespace, Hashes::new(&pack(&[1]), 32).unwrap()).await;
+        fixture.stack.remove(&namespace, Hashes::new(&pack(&[1]), 32).unwrap()).await.unwrap();
         put(8);
         demote_and_press().await;
     };
@@ -385,4 +385,46 @@ async fn a_load_from_before_a_removal_is_not_made_resident() {
     assert!(matches!(late, Fetch::Hit(block) if block.part(0).unwrap().as_ref() == [8; 4096]));
     assert_eq!(fixture.stack.usage().corrupt, 0);
     audit(&fixture);
+}
+
+#[tokio::test]
+async fn what_one_get_loads_takes_a_bounded_share_from_others_and_is_delivered_all() {
+    let tiers = tiers();
+    let context: Vec<u64> = (0..200).collect();
+    tiers.fixture.put(&tiers.namespace, &context).unwrap();
+    for number in &context {
+        tiers.demote(*number, Tier::Nvme).await;
+    }
+    tiers.press();
+    let others = || (100_000..100_256).filter(|n| tiers.tier_of(*n) == Some(Tier::Dram)).count();
+    assert_eq!(others(), 256);
+    let promotions = tiers.fixture.stack.promotions();
+    for number in &context {
+        let (stack, hash) = (&tiers.fixture.stack, hash_of(*number));
+        let fetch = stack.get_within(&promotions, &tiers.namespace, hash, &[], soon()).await;
+        let Ok(Fetch::Hit(block)) = fetch else { panic!("{number}: {fetch:?}") };
+        assert_eq!(block.tier(), Tier::Nvme);
+    }
+    assert!(promotions.is_spent());
+    let share = 256 / usize::try_from(CONTEXT_SHARE_DIVISOR).unwrap();
+    let lost = 256 - others();
+    assert!((share..=share + 1).contains(&lost), "{lost}");
+    assert_eq!(tiers.tier_of(0), Some(Tier::Dram), "the head stays");
+    drop(promotions);
+    assert_quiet(&tiers.fixture);
+    audit(&tiers.fixture);
+    // Memory that nobody uses is anybody's.
+    let all: Vec<u64> = (100_000..100_256).collect();
+    tiers
+        .fixture
+        .stack
+        .remove(&tiers.namespace, Hashes::new(&pack(&all), 32).unwrap())
+        .await
+        .unwrap();
+    let promotions = tiers.fixture.stack.promotions();
+    for number in &context {
+        let (stack, hash) = (&tiers.fixture.stack, hash_of(*number));
+        stack.get_within(&promotions, &tiers.namespace, hash, &[], soon()).await.unwrap();
+        assert_eq!(tiers.tier_of(*number), Some(Tier::Dram));
+    }
 }

@@ -255,7 +255,7 @@ async fn a_rank_that_runs_ahead_keeps_to_one_allowance() {
         parent = piece.last().copied();
     }
     assert_eq!(prefix(&fixture, &huge, &context), 64);
-    fixture.stack.remove(&huge, Hashes::new(&pack(&context), 32).unwrap()).await;
+    fixture.stack.remove(&huge, Hashes::new(&pack(&context), 32).unwrap()).await.unwrap();
     assert_eq!(fixture.stack.shared.contexts.len(), 192, "those of the others");
 }
 

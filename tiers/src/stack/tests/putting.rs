@@ -105,7 +105,7 @@ async fn a_removed_block_does_not_come_back_by_a_put_in_flight() {
     let mut batch = fixture.offer(&namespace, &[1], None).unwrap();
     fixture.write(&mut batch, &namespace, (0, 1), 0).unwrap();
     let packed = pack(&[1]);
-    fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await;
+    fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     let outcome = fixture.write(&mut batch, &namespace, (0, 1), 1).unwrap();
     assert_eq!(outcome, Some(PutOutcome::Refused));
     drop(batch);
@@ -247,7 +247,7 @@ async fn a_part_from_before_a_removal_does_not_get_into_a_later_put() {
     let mut old = fixture.offer(&namespace, &[1], None).unwrap();
     assert_eq!(old.write(half(0)).unwrap(), None);
     let packed = pack(&[1]);
-    fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await;
+    fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
     let mut new = fixture.offer(&namespace, &[1], None).unwrap();
     fixture.write(&mut new, &namespace, (0, 1), 1).unwrap();
     assert_eq!(old.write(half(50)).unwrap(), Some(PutOutcome::Refused));

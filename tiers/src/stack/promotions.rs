@@ -1,0 +1,63 @@
+//! What one get may take from others: the same share of dram as a put, for what it loads from colder
+//! tiers. Past it blocks are delivered and not kept, so that one long context does not flush dram.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use super::{ContextId, Shared, context::Parent};
+use crate::dram::BlockWriter;
+
+/// The loads of one get, which share an allowance.
+#[derive(Debug)]
+pub struct Promotions {
+    shared: Arc<Shared>,
+    context: ContextId,
+    spent: AtomicBool,
+}
+
+impl Promotions {
+    pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        let context = shared.contexts.join(Parent::None, None);
+        Self { shared: Arc::clone(shared), context, spent: AtomicBool::new(false) }
+    }
+
+    /// Whether the allowance is used up: what is loaded from now on does not stay in dram.
+    #[must_use]
+    pub fn is_spent(&self) -> bool {
+        // Relaxed: a bound that may be exceeded by the loads under way.
+        self.spent.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Promotions {
+    fn drop(&mut self) {
+        self.shared.contexts.let_go(self.context, 0);
+    }
+}
+
+impl Shared {
+    /// Memory to load a block into, and whether it may stay there. Past the allowance it may not, also
+    /// where memory is free: that is what the blocks before it have taken and given back.
+    pub(super) fn room_to_load(
+        &self,
+        slot: usize,
+        len: u32,
+        promotions: Option<&Promotions>,
+    ) -> Option<(BlockWriter, bool)> {
+        let Some(promotions) = promotions.filter(|promotions| !promotions.is_spent()) else {
+            return Some((self.make_room(slot, &[len], 0)?.pop()?, promotions.is_none()));
+        };
+        if let Some(mut room) = self.make_room(slot, &[len], promotions.context) {
+            return Some((room.pop()?, true));
+        }
+        let bytes = u64::try_from(slot).unwrap_or(u64::MAX);
+        if self.contexts.may_take(promotions.context, bytes) {
+            // Everything is pinned.
+            return None;
+        }
+        promotions.spent.store(true, Ordering::Relaxed);
+        Some((self.make_room(slot, &[len], 0)?.pop()?, false))
+    }
+}
