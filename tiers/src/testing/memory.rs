@@ -173,7 +173,7 @@ impl MemoryStore {
         let stays = self.tell(&kept, location);
         let mut blocks = self.blocks.lock();
         if stays {
-            older.iter().for_each(|copy| drop(blocks.remove(&copy.location.0)));
+            older.iter().for_each(|copy| blocks.remove(&copy.location.0));
         } else {
             blocks.remove(&location.0);
         }
