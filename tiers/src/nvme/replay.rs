@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     DamageLabel, OpLabel,
     aligned::PAGE_BYTES,
-    device::SegmentId,
+    device::{SegmentId, SyncPoint},
     format::{Entry, Kind, Place, Tombstone},
     index::{Change, IndexEntry, IndexKey},
     recover::{CHANGES_MAX, Header, State},
@@ -75,6 +75,12 @@ impl Writer {
             }
         }
         let end = sealed_at.unwrap_or(file_bytes);
+        // A process that was killed may have written what it did not sync. Whoever is told that a block
+        // is here may take that for durable.
+        if let Err(error) = device.sync(id, SyncPoint::Records).await {
+            self.core.metrics.errors(OpLabel::Sync).inc();
+            return self.core.state.poison(&error);
+        }
         let mut scanner = Scanner::new(device.as_ref(), id, generation, (from, end));
         let nothing_known = state.progress.is_empty();
         if nothing_known {

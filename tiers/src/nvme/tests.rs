@@ -16,10 +16,10 @@ use std::sync::Arc;
 use self::bench::Bench;
 use super::{
     NvmeStore,
-    device::{Engine, open},
+    device::{Device, Engine, open},
     index::Index,
 };
-use crate::testing::{MemoryIndex, VolatileDevice, suite};
+use crate::testing::{Call, DeviceFault, FaultyDevice, MemoryIndex, VolatileDevice, suite};
 
 const MIB: u64 = 1 << 20;
 
@@ -98,4 +98,32 @@ async fn reclaiming_keeps_what_is_hot_and_tells_of_what_leaves() {
     }
     assert!(running.store.metrics().reclaimed_segments.get() > 10);
     assert!(running.store.metrics().moved_bytes.get() > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_start_vouches_for_survives_a_loss_of_power() {
+    let disk = Arc::new(VolatileDevice::new(64 * MIB));
+    let faulty = Arc::new(FaultyDevice::new(Arc::<VolatileDevice>::clone(&disk), 1));
+    let index = Arc::new(MemoryIndex::new());
+    let bench = Bench::new(Arc::<FaultyDevice>::clone(&faulty), Arc::<MemoryIndex>::clone(&index));
+    let running = bench.start();
+    running.put(0).await;
+    // Killed between the write and the sync.
+    faulty.plan(Call::Sync, &[DeviceFault::Hang]);
+    let put = tokio::time::timeout(std::time::Duration::from_secs(1), running.try_put(1));
+    assert!(put.await.is_err(), "it waits for the sync");
+    drop(running);
+    let disk_now: Arc<dyn Device> = Arc::<VolatileDevice>::clone(&disk);
+    let again = Bench::new(disk_now, Arc::<MemoryIndex>::clone(&index)).start();
+    again.recovered().await;
+    let found = again.found();
+    assert_eq!(found.len(), 2);
+    for seed in 0..50 {
+        let (disk, index) = (disk.crash(seed), index.crash(seed));
+        let after = Bench::new(Arc::new(disk), Arc::new(index)).start();
+        after.recovered().await;
+        for (number, location) in &found {
+            assert!(after.is_right(*number, *location).await, "block {number}, SEED={seed}");
+        }
+    }
 }
