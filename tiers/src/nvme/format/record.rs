@@ -67,7 +67,7 @@ pub struct RecordHeader {
     pub key: IndexKey,
     /// Bytes of the payload.
     pub len: u32,
-    /// See [`layout_digest`].
+    /// See [`layout_digest`](super::layout_digest).
     pub layout: u64,
     /// XXH3-64 of the payload.
     pub payload_sum: u64,
