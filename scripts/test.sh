@@ -70,5 +70,6 @@ part 'format' cargo fmt --all --check
 part 'scripts' lint_scripts
 part 'chart' .venv/bin/python integration/chart/check.py
 part 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
+part 'without rocksdb' cargo check --workspace --no-default-features --locked
 part 'docs' docs
 part 'tests' tests

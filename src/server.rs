@@ -423,11 +423,10 @@ fn members(config: &Config, name: &str, listening: SocketAddr) -> wire::MemberLi
     wire::MemberList { epoch: 1, self_: 0, members: vec![member] }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "rocksdb"))]
 mod tests {
     use super::*;
 
-    #[cfg(feature = "rocksdb")]
     #[tokio::test]
     async fn a_shutdown_while_nvme_is_recovering_ends_the_server_well() {
         let directory = tempfile::tempdir().unwrap();

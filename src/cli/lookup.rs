@@ -59,9 +59,7 @@ pub async fn run(args: Args) -> Result<()> {
     let found: Vec<_> =
         args.keys.iter().zip(0..).map(|(key, position)| found(key, position, &answer)).collect();
     if args.json {
-        let failed = |error| Error::new(ErrorKind::Internal, "write JSON").because(error);
-        let text = serde_json::to_string_pretty(&found).map_err(failed)?;
-        return stdout::print(&format!("{text}\n"));
+        return stdout::print_json(&found);
     }
     let width = args.keys.iter().map(String::len).max().unwrap_or(0);
     let mut text = String::new();

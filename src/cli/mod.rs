@@ -4,6 +4,7 @@ pub mod gen_trace;
 pub mod get;
 pub mod lookup;
 pub mod plan;
+mod progress;
 pub mod put;
 pub mod replay;
 pub mod serve;

@@ -1,15 +1,14 @@
 //! `kvstrata replay`: drives a server with a trace and checks every byte that comes back.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
 use bytesize::ByteSize;
-use indicatif::{ProgressBar, ProgressStyle};
 use kvstrata_tiers::{
     error::{Error, ErrorKind, Result},
     limits::PART_BYTES_MAX,
 };
 
-use super::stdout;
+use super::{progress, stdout};
 use crate::{
     replay::{
         CLIENTS_MAX, CrashOptions, Every, NvmeSettings, ReplayOptions, Report, ServerProcess,
@@ -17,9 +16,6 @@ use crate::{
     },
     trace::{ReadOptions, TimeUnit, Trace, read},
 };
-
-/// How often the progress bar is drawn.
-const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -162,7 +158,11 @@ pub async fn run(args: Args) -> Result<()> {
         }
         server.stop().await?;
     }
-    print(&report, args.json)?;
+    if args.json {
+        stdout::print_json(&report)?;
+    } else {
+        stdout::print(&report.to_string())?;
+    }
     if report.problems.is_empty() {
         return Ok(());
     }
@@ -177,7 +177,8 @@ async fn drive(
     options: &ReplayOptions,
     server: &mut Option<ServerProcess>,
 ) -> Result<Report> {
-    let progress = progress(&trace);
+    let template = "{bar:40} {percent:>3} % of {human_len} block references, {per_sec}, {eta} left";
+    let progress = progress::bar(trace.references(), template);
     match (&args.crash_every, server) {
         (Some(every), Some(server)) => {
             let (seed, remove_share) = (args.seed, args.remove_share);
@@ -247,24 +248,4 @@ async fn load(args: &Args) -> Result<Trace> {
     let reading = tokio::task::spawn_blocking(move || read(&path, &options));
     let failed = |error| Error::new(ErrorKind::Internal, "read the trace").because(error);
     reading.await.map_err(failed)?
-}
-
-/// A bar on stderr; nothing when stderr is not a terminal.
-fn progress(trace: &Trace) -> ProgressBar {
-    let bar = ProgressBar::new(trace.references());
-    let template = "{bar:40} {percent:>3} % of {human_len} block references, {per_sec}, {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(DRAW_INTERVAL);
-    bar
-}
-
-fn print(report: &Report, json: bool) -> Result<()> {
-    if !json {
-        return stdout::print(&report.to_string());
-    }
-    let failed = |error| Error::new(ErrorKind::Internal, "write JSON").because(error);
-    let text = serde_json::to_string_pretty(report).map_err(failed)?;
-    stdout::print(&format!("{text}\n"))
 }

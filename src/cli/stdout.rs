@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use serde::Serialize;
 
 /// Writes `text` to standard output in one go. A reader that has gone (`| head`) is no error.
 ///
@@ -13,6 +14,19 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 /// As long as the reader takes.
 pub(super) fn print(text: &str) -> Result<()> {
     write(text.as_bytes())
+}
+
+/// Writes a report as JSON for programs.
+///
+/// # Errors
+/// As [`print`]; `Internal` if it cannot be written as JSON.
+///
+/// # Blocking
+/// As long as the reader takes.
+pub(super) fn print_json(report: &impl Serialize) -> Result<()> {
+    let failed = |error| Error::new(ErrorKind::Internal, "write JSON").because(error);
+    let text = serde_json::to_string_pretty(report).map_err(failed)?;
+    print(&format!("{text}\n"))
 }
 
 /// Writes `bytes` to standard output in one go. A reader that has gone is no error.

@@ -1,24 +1,22 @@
 //! `kvstrata verify`: reads everything that an nvme tier has on its disk and says what is damaged.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use kvstrata_tiers::{
     error::{Error, ErrorKind, Result},
     nvme::{
         device::{Engine, open},
         directory::Directory,
-        index::{Index, RocksIndex},
+        index::Index,
         verify::{LostIndex, Report, verify},
     },
 };
 use serde_json::{Value, json};
 
-use super::stdout;
+use super::{progress, stdout};
 
-/// How often the progress bar is drawn.
-const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 /// Memory for the index, in bytes: it is read from one end to the other.
+#[cfg(feature = "rocksdb")]
 const INDEX_MEMORY_BYTES: u64 = 64 << 20;
 
 const EXAMPLES: &str = "\
@@ -69,7 +67,9 @@ pub async fn run(args: Args) -> Result<()> {
     })?;
     let failed = |error| Error::new(ErrorKind::Unavailable, "verify").because(error);
     let device = open(&directory.segments(), Engine::Auto).map_err(failed)?;
-    let bar = progress_bar();
+    let template =
+        "{bar:40} {percent:>3} % of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
+    let bar = progress::bar(0, template);
     let mut progress = |done, total| {
         bar.set_length(total);
         bar.set_position(done);
@@ -77,7 +77,11 @@ pub async fn run(args: Args) -> Result<()> {
     let index = open_index(&directory);
     let report = verify(device, index, directory.store(), &mut progress).await.map_err(failed)?;
     bar.finish_and_clear();
-    print(&report, args.json)?;
+    if args.json {
+        stdout::print_json(&to_json(&report))?;
+    } else {
+        stdout::print(&report.to_string())?;
+    }
     if report.problem_count == 0 {
         return Ok(());
     }
@@ -89,7 +93,10 @@ pub async fn run(args: Args) -> Result<()> {
 }
 
 /// The index; one that cannot be opened is one more problem.
+#[cfg(feature = "rocksdb")]
 fn open_index(directory: &Directory) -> Arc<dyn Index> {
+    use kvstrata_tiers::nvme::index::RocksIndex;
+
     let path = directory.index();
     if !RocksIndex::exists(&path) {
         return Arc::new(LostIndex::new("there is none"));
@@ -100,25 +107,9 @@ fn open_index(directory: &Directory) -> Arc<dyn Index> {
     }
 }
 
-/// A bar on stderr; nothing when stderr is not a terminal.
-fn progress_bar() -> ProgressBar {
-    let bar = ProgressBar::new(0);
-    let template =
-        "{bar:40} {percent:>3} % of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
-        bar.set_style(style);
-    }
-    bar.enable_steady_tick(DRAW_INTERVAL);
-    bar
-}
-
-fn print(report: &Report, json: bool) -> Result<()> {
-    if !json {
-        return stdout::print(&report.to_string());
-    }
-    let failed = |error| Error::new(ErrorKind::Internal, "write JSON").because(error);
-    let text = serde_json::to_string_pretty(&to_json(report)).map_err(failed)?;
-    stdout::print(&format!("{text}\n"))
+#[cfg(not(feature = "rocksdb"))]
+fn open_index(_: &Directory) -> Arc<dyn Index> {
+    Arc::new(LostIndex::new("this program was built without the feature `rocksdb`"))
 }
 
 fn to_json(report: &Report) -> Value {

@@ -11,6 +11,10 @@ use std::{
 
 /// The unit of direct I/O, and of everything in a segment: every disk of today accepts it.
 pub const PAGE_BYTES: usize = 4096;
+/// The same, for offsets in files.
+pub const PAGE: u64 = 4096;
+
+const _: () = assert!(PAGE == PAGE_BYTES as u64, "one page, in two types");
 
 /// An owned, page-aligned buffer of whole pages, zeroed when it is made; may be empty.
 pub struct AlignedBuf {

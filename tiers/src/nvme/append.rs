@@ -7,9 +7,11 @@ use std::{
     task::Poll,
 };
 
+use futures_util::{StreamExt, poll, stream::FuturesUnordered};
+
 use super::{
     OpLabel, RejectLabel,
-    aligned::{AlignedBuf, PAGE_BYTES},
+    aligned::{AlignedBuf, PAGE, PAGE_BYTES},
     chunks::Chunks,
     device::{SegmentId, SyncPoint, write_full},
     format::{Entry, Kind, Place, RecordHeader, SegmentHeader, Shape, Tombstone, checksum},
@@ -24,9 +26,7 @@ use crate::{
     map::Checksums,
     namespace::NamespaceId,
 };
-use futures_util::{StreamExt, poll, stream::FuturesUnordered};
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// Writes under way at once, when somebody waits for them and when nobody does: as many as it takes
 /// to keep a disk busy, and few enough to leave it to reads.
 const WRITES_URGENT: usize = 4;
@@ -188,7 +188,7 @@ impl Writer {
     fn set_tombstones(&self, group: &mut Group, item: &mut Item, barrier: Place) {
         if let Then::Removed(_, blocks) = &item.then {
             for block in blocks {
-                let key = IndexKey { namespace: block.namespace, hash: block.hash };
+                let key = IndexKey::of(block);
                 item.tombstones.push(Tombstone { key, barrier });
                 let latest = group.latest.insert(key, None);
                 group.dead.extend(latest.unwrap_or_else(|| self.current(&key)));

@@ -1,8 +1,7 @@
 //! Pages on their way to the disk, in large writes from buffers that are used again.
 
-use super::aligned::{AlignedBuf, PAGE_BYTES};
+use super::aligned::{AlignedBuf, PAGE};
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// Bytes of one write: large enough for the disk's full speed, small enough that reads get in.
 const WRITE_BYTES: u64 = 2 << 20;
 /// A buffer: a write has at most twice its bytes.

@@ -49,7 +49,10 @@ pub use self::{
     record::{Kind, RecordHeader, Shape, SumsBehind, Tombstone},
     table::{Entry, EntryTable},
 };
-use super::{aligned::PAGE_BYTES, device::SegmentId};
+use super::{
+    aligned::{PAGE, PAGE_BYTES},
+    device::SegmentId,
+};
 use crate::{map::Location, namespace::BlockLayout};
 
 /// The version of everything here.
@@ -59,7 +62,6 @@ const UNIT_BITS: u32 = 18;
 /// The longest segment, in bytes: what the pages of a location can name.
 pub const SEGMENT_BYTES_MAX: u64 = PAGE << UNIT_BITS;
 
-const PAGE: u64 = 4096;
 const SEGMENT_MAGIC: &[u8; 8] = b"KVSTRSEG";
 const TRAILER_MAGIC: &[u8; 8] = b"KVSTREND";
 
@@ -104,6 +106,12 @@ impl Place {
     #[must_use]
     pub fn next(self) -> Self {
         Self { unit: self.unit.saturating_add(1), ..self }
+    }
+
+    /// As [`location`](Self::location); a location that no tier has for numbers that do not fit.
+    #[must_use]
+    pub fn location_or_nowhere(self) -> Location {
+        self.location().unwrap_or(Location(NonZeroU64::MAX))
     }
 
     /// The place that a location names.

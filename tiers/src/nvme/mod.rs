@@ -113,7 +113,7 @@ impl NvmeConfig {
     fn check(&self) -> Result<()> {
         let segment = self.segment_bytes;
         if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment)
-            || !segment.is_multiple_of(aligned::PAGE_BYTES as u64)
+            || !segment.is_multiple_of(aligned::PAGE)
         {
             return Err(Error::invalid(format!(
                 "nvme.segment_bytes: {segment} given, {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} in \
@@ -320,14 +320,11 @@ impl Core {
     /// lost, they stay removed.
     fn remove_closed(&self, blocks: &[Wanted]) -> Result<()> {
         let there = |block: &&Wanted| {
-            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            let key = IndexKey::of(block);
             let entry = self.index.get(&key).ok().flatten();
             entry.is_some_and(|entry| entry.location == block.location)
         };
-        let removed = blocks
-            .iter()
-            .filter(there)
-            .map(|block| Change::Remove(IndexKey { namespace: block.namespace, hash: block.hash }));
+        let removed = blocks.iter().filter(there).map(|block| Change::Remove(IndexKey::of(block)));
         if let Err(error) = self.index.apply(&removed.collect::<Vec<_>>()) {
             tracing::warn!(%error, "removed nvme blocks may come back with a restart");
         }

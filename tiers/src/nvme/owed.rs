@@ -7,7 +7,7 @@
 
 use super::{
     OpLabel, RejectLabel, TOMBSTONES_MAX,
-    aligned::PAGE_BYTES,
+    aligned::PAGE,
     device::SegmentId,
     format::{Place, Tombstone},
     index::{Change, IndexKey},
@@ -17,7 +17,6 @@ use super::{
 };
 use crate::{error::Error, store::Wanted};
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// Tombstones owed at most: 5 MiB of memory. What is beyond may come back with a restart.
 const OWED_MAX: usize = 65_536;
 
@@ -102,7 +101,7 @@ impl Writer {
     fn unindex(&mut self, blocks: &[Wanted], barrier: Place) {
         let mut changes = Vec::new();
         for block in blocks {
-            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            let key = IndexKey::of(block);
             if let Some((place, bytes)) = self.current(&key) {
                 self.core.segments.sub_live(place.segment, bytes);
                 self.core.segments.forbid(place);
@@ -120,7 +119,7 @@ impl Writer {
     pub(super) fn drop_lost(&mut self) {
         let lost = self.core.lost.take();
         let there = |block: &Wanted| {
-            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            let key = IndexKey::of(block);
             let (place, bytes) = self.current(&key)?;
             (place.location() == Some(block.location)).then_some((key, place, bytes))
         };

@@ -195,7 +195,7 @@ impl Core {
                 return None;
             }
         };
-        let key = IndexKey { namespace: asked.wanted.namespace, hash: asked.wanted.hash };
+        let key = IndexKey::of(&asked.wanted);
         let same = header.kind == Kind::Block
             && header.key == key
             && usize::try_from(header.len) == Ok(len);

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::{
     OpLabel, RejectLabel,
-    aligned::PAGE_BYTES,
+    aligned::PAGE,
     device::{SegmentId, SyncPoint},
     format::{Entry, Kind, Place, Tombstone},
     index::{Change, IndexKey, Known},
@@ -362,7 +362,7 @@ impl Writer {
     }
 
     async fn read(&self, victim: &Victim, entry: &Entry) -> Result<super::scan::Scanned, Trouble> {
-        let start = u64::from(entry.unit) * PAGE_BYTES as u64;
+        let start = u64::from(entry.unit) * PAGE;
         let range = (start, victim.segment.data_bytes);
         let device = self.core.device.as_ref();
         let mut scanner = Scanner::new(device, victim.id, victim.segment.generation, range);
@@ -378,7 +378,7 @@ impl Writer {
         }
         let mut unknown = 0;
         leaving.retain(|block| {
-            let key = IndexKey { namespace: block.namespace, hash: block.hash };
+            let key = IndexKey::of(block);
             match self.look_up(&key) {
                 Ok(current) => {
                     current.and_then(|(place, _)| place.location()) == Some(block.location)
@@ -393,9 +393,7 @@ impl Writer {
         if let Some(above) = self.core.above() {
             above.leaving(Tier::Nvme, &leaving);
         }
-        let removed = leaving
-            .iter()
-            .map(|block| Change::Remove(IndexKey { namespace: block.namespace, hash: block.hash }));
+        let removed = leaving.iter().map(|block| Change::Remove(IndexKey::of(block)));
         let changes: Vec<Change> = removed.collect();
         let count = u64::try_from(leaving.len()).unwrap_or(u64::MAX);
         self.core.metrics.reclaimed_blocks.inc_by(count);
@@ -410,10 +408,10 @@ impl Writer {
     fn indexed_in(&self, id: SegmentId) -> Vec<Wanted> {
         let mut found = Vec::new();
         let loaded = self.core.index.load(&mut |known| {
-            if let Known::Block(IndexKey { namespace, hash }, entry) = known
+            if let Known::Block(key, entry) = known
                 && Place::of(entry.location).segment == id
             {
-                found.push(Wanted { namespace, hash, location: entry.location });
+                found.push(key.at(entry.location));
             }
             Ok(())
         });
@@ -480,16 +478,10 @@ impl Victim {
 }
 
 fn record_bytes(entry: &Entry) -> u64 {
-    u64::from(entry.units) * PAGE_BYTES as u64
+    u64::from(entry.units) * PAGE
 }
 
 /// The block of an entry at its place. Entries that are no blocks name none.
 fn wanted(id: SegmentId, entry: &Entry) -> Wanted {
-    let place = Place { segment: id, unit: entry.unit };
-    let nowhere = crate::map::Location(std::num::NonZeroU64::MAX);
-    Wanted {
-        namespace: entry.key.namespace,
-        hash: entry.key.hash,
-        location: place.location().unwrap_or(nowhere),
-    }
+    entry.key.at(Place { segment: id, unit: entry.unit }.location_or_nowhere())
 }

@@ -29,7 +29,7 @@ use tokio::time::Instant;
 
 use super::{
     DamageLabel, OpLabel,
-    aligned::PAGE_BYTES,
+    aligned::PAGE,
     device::SegmentId,
     format::{Place, SegmentHeader},
     index::{Change, IndexEntry, IndexKey, Known},
@@ -45,7 +45,6 @@ use crate::{
     tier::Tier,
 };
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// Changes applied to the index at once.
 pub(super) const CHANGES_MAX: usize = 4096;
 
@@ -108,6 +107,8 @@ pub(super) struct State {
     pub(super) stuck: bool,
     pub(super) progress: BTreeMap<SegmentId, Progress>,
     pub(super) changes: Vec<Change>,
+    /// Where these changes put blocks; `None` for those that they remove.
+    pub(super) latest: HashMap<IndexKey, Option<(Place, u64)>>,
     pub(super) found: Recovered,
     /// Namespaces of another secret, and how many of their blocks there were.
     strangers: HashSet<NamespaceId>,
@@ -131,6 +132,8 @@ impl Writer {
             self.rebuild(&mut state);
         }
         self.forget_missing(&ours, &strangers, &mut state);
+        // What is stale must not be taken for newer than what is replayed.
+        self.apply(&mut state);
         for (id, (file_bytes, header)) in &ours {
             if !state.stuck {
                 self.replay(*id, *file_bytes, header, &mut state).await;
@@ -395,6 +398,8 @@ impl Writer {
             tracing::warn!(%error, "nvme index does not take what the segments hold");
             self.core.state.poison(&error);
             state.stuck = true;
+            return;
         }
+        state.latest.clear();
     }
 }

@@ -4,17 +4,16 @@ use std::sync::Arc;
 
 use super::{
     DamageLabel, OpLabel,
-    aligned::PAGE_BYTES,
+    aligned::PAGE,
     device::{SegmentId, SyncPoint},
     format::{Entry, Kind, Place, Tombstone},
     index::{Change, IndexEntry, IndexKey},
+    item::bytes_of,
     recover::{CHANGES_MAX, Header, State},
     scan::{Scanner, read_table, read_trailer},
     writer::Writer,
 };
-use crate::{map::Location, store::Wanted, tier::Tier};
-
-const PAGE: u64 = PAGE_BYTES as u64;
+use crate::tier::Tier;
 
 impl Writer {
     /// Takes what a segment holds beyond what the index knows of it.
@@ -185,8 +184,7 @@ impl Writer {
         let place = Place { segment: id, unit: entry.unit };
         let Some(location) = place.location() else { return };
         // What the index has may be newer, if its order was lost with its files.
-        self.apply(state);
-        let current = self.current(&entry.key);
+        let current = self.latest(&entry.key, state);
         if current.is_some_and(|(known, _)| known >= place) {
             return;
         }
@@ -196,24 +194,27 @@ impl Writer {
             if let Some((old, bytes)) = current {
                 self.core.segments.sub_live(old.segment, bytes);
             }
+            state.latest.insert(entry.key, Some((place, bytes_of(&known))));
             state.changes.push(Change::Put(entry.key, known));
         }
     }
 
     fn replay_tombstone(&mut self, tombstone: Tombstone, state: &mut State) {
-        self.apply(state);
-        let Some((place, bytes)) = self.current(&tombstone.key) else { return };
+        let Some((place, bytes)) = self.latest(&tombstone.key, state) else { return };
         if place >= tombstone.barrier {
             return;
         }
-        let IndexKey { namespace, hash } = tombstone.key;
-        let nowhere = Location(std::num::NonZeroU64::MAX);
-        let location = place.location().unwrap_or(nowhere);
         if let Some(above) = self.core.above() {
-            above.leaving(Tier::Nvme, &[Wanted { namespace, hash, location }]);
+            above.leaving(Tier::Nvme, &[tombstone.key.at(place.location_or_nowhere())]);
         }
         self.core.segments.sub_live(place.segment, bytes);
         self.core.segments.forbid(place);
+        state.latest.insert(tombstone.key, None);
         state.changes.push(Change::Remove(tombstone.key));
+    }
+
+    /// The current place of a block, with what was replayed and is not in the index yet.
+    fn latest(&self, key: &IndexKey, state: &State) -> Option<(Place, u64)> {
+        state.latest.get(key).copied().unwrap_or_else(|| self.current(key))
     }
 }

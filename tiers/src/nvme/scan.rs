@@ -4,14 +4,13 @@
 use std::{io, time::Duration};
 
 use super::{
-    aligned::{AlignedBuf, PAGE_BYTES},
+    aligned::{AlignedBuf, PAGE, PAGE_BYTES},
     device::{Device, Landing, SegmentId, read_full},
     format::{
         Damage, Entry, EntryTable, Kind, RecordHeader, SegmentHeader, Trailer, checksum, pages,
     },
 };
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// The longest payload of tombstones and namespaces: far more than a namespace can be encoded to,
 /// and than the writer puts into one record.
 const NOTE_BYTES_MAX: u32 = 4 << 20;

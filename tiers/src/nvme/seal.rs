@@ -4,7 +4,7 @@ use std::{collections::HashSet, io};
 
 use super::{
     OpLabel,
-    aligned::{AlignedBuf, PAGE_BYTES},
+    aligned::{AlignedBuf, PAGE, PAGE_BYTES},
     device::{SegmentId, SyncPoint, write_full},
     format::{EntryTable, Trailer, checksum},
     item::Item,
@@ -12,8 +12,6 @@ use super::{
     writer::Writer,
 };
 use crate::namespace::NamespaceId;
-
-const PAGE: u64 = PAGE_BYTES as u64;
 
 /// The segment that is being written.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use std::{
 
 pub use self::lost::LostIndex;
 use super::{
-    aligned::PAGE_BYTES,
+    aligned::PAGE,
     device::{Device, SegmentId},
     format::Place,
     index::{Index, Known},
@@ -36,7 +36,6 @@ use crate::{
     nvme::index::IndexKey,
 };
 
-const PAGE: u64 = PAGE_BYTES as u64;
 /// Problems listed; more are only counted.
 const PROBLEMS_MAX: usize = 1000;
 /// Damaged places remembered, to tell which entries of the index they cost.

@@ -18,12 +18,10 @@ use tokio::task::JoinSet;
 use crate::{
     dram::{BlockWriter, Pool, slot_bytes},
     nvme::{
-        aligned::{AlignedBuf, PAGE_BYTES},
+        aligned::{AlignedBuf, PAGE, PAGE_BYTES},
         device::{Device, Landing, SegmentId, SyncPoint, read_full, write_full},
     },
 };
-
-const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Bytes of the segments that the steps make.
 const SEGMENT_BYTES: u64 = 1 << 20;

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use super::Draws;
 use crate::{
     nvme::{
-        aligned::{AlignedBuf, PAGE_BYTES},
+        aligned::{AlignedBuf, PAGE, PAGE_BYTES},
         device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
     },
     store::BoxFuture,
@@ -33,8 +33,6 @@ pub const SECTOR_BYTES: usize = 512;
 /// How much of what is volatile survives, in a thousand: one of these per crash, so that some lose
 /// nearly all and some nearly nothing.
 const KEPT_PER_MILLE: [u64; 5] = [0, 100, 500, 900, 1000];
-
-const PAGE: u64 = PAGE_BYTES as u64;
 
 type Page = Arc<[u8]>;
 

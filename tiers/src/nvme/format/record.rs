@@ -14,7 +14,10 @@ use crate::{
     limits::PARTS_MAX,
     map::{Checksums, Location},
     namespace::NamespaceId,
-    nvme::{aligned::PAGE_BYTES, index::IndexKey},
+    nvme::{
+        aligned::{PAGE, PAGE_BYTES},
+        index::IndexKey,
+    },
 };
 
 const RECORD_MAGIC: &[u8; 8] = b"KVSTRREC";
@@ -103,7 +106,7 @@ impl Shape {
     /// Bytes of the whole record.
     #[must_use]
     pub fn bytes(self) -> u64 {
-        u64::from(self.units) * PAGE_BYTES as u64
+        u64::from(self.units) * PAGE
     }
 
     /// The longest payload that can be inline.

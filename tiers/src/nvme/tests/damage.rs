@@ -6,14 +6,12 @@ use std::collections::BTreeSet;
 use super::rig::{LEN, MANY, Rig};
 use crate::nvme::{
     DamageLabel,
-    aligned::PAGE_BYTES,
+    aligned::PAGE,
     device::{Device, SegmentId},
     format::{Entry, Kind},
     index::IndexKey,
     verify::{Report, What},
 };
-
-const PAGE: u64 = PAGE_BYTES as u64;
 
 impl Rig {
     /// From now on a bit of this byte comes back wrong.

@@ -5,6 +5,7 @@ use crate::{
     checksum::part_checksum,
     namespace::layout_of,
     nvme::{
+        aligned::PAGE_BYTES,
         device::SegmentId,
         format::{Entry, Kind, Place, RecordHeader, Tombstone, layout_digest},
         scan::{Scanned, Scanner, Trouble, read_bytes, read_table, read_trailer},
@@ -124,7 +125,7 @@ impl Check<'_> {
 
     /// Whether there is anything but zeros in a page.
     async fn is_written(&self, id: SegmentId, offset: u64) -> bool {
-        let page = read_bytes(self.device, id, offset, super::PAGE_BYTES).await;
+        let page = read_bytes(self.device, id, offset, PAGE_BYTES).await;
         page.map_or(true, |page| page.iter().any(|byte| *byte != 0))
     }
 
