@@ -15,7 +15,7 @@ use super::{
 const BLOCK: u32 = 2 << 20;
 const BLOCKS: u64 = 512;
 const DEPTH: usize = 8;
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 7;
 
 fn sizes() -> Sizes {
     Sizes { capacity_bytes: 8 << 30, block_bytes: BLOCK, arena_bytes: 512 << 20 }

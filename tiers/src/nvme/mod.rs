@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! put     -> queue -> writer: pages into the open segment -> sync -> index -> readable, answered
+//!            (one group of puts is written while the one before it is synced)
 //! get     -> the record's header and its bytes, straight into the arena; the header vouches for them
 //! remove  -> queue -> writer: tombstones into the log -> sync -> index -> answered
 //! reclaim    the oldest segments: hot blocks are appended again, the others leave
@@ -29,9 +30,11 @@ pub mod directory;
 pub mod format;
 pub mod index;
 mod item;
+mod land;
 mod lost;
 mod metrics;
 mod owed;
+mod pipeline;
 mod posix;
 mod pread;
 mod reader;
@@ -46,6 +49,7 @@ mod survey;
 mod turn;
 mod uring;
 pub mod verify;
+mod victim;
 mod writer;
 
 use std::{

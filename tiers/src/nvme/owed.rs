@@ -56,6 +56,7 @@ impl Writer {
 
     /// Answers what was not even placed.
     pub(super) fn refuse(&mut self, item: Item, reason: RejectLabel, why: &Refusal) {
+        self.failures += 1;
         self.core.metrics.rejected(reason).inc();
         let error = Error::new(why.kind, why.what);
         match item.then {

@@ -20,13 +20,12 @@ use tokio::time::Instant;
 
 use super::{
     OpLabel, RejectLabel,
-    aligned::PAGE,
     device::{SegmentId, SyncPoint},
-    format::{Entry, Kind, Place, Tombstone},
+    format::{Kind, Place, Tombstone},
     index::{Change, IndexKey, Known},
     item::Item,
-    scan::{Scanner, Trouble, read_table, read_trailer},
     segments::Segment,
+    victim::{Victim, record_bytes, wanted},
     writer::Writer,
 };
 use crate::{error::ErrorKind, store::Wanted, tier::Tier};
@@ -70,17 +69,6 @@ enum Keep {
     All,
     /// Nothing: there are too many blocks.
     Nothing,
-}
-
-/// A segment that is looked at, and what it holds.
-struct Victim {
-    id: SegmentId,
-    segment: Segment,
-    entries: Vec<Entry>,
-    /// For each entry: the last use, if it is a block that the map has here.
-    ages: Vec<Option<u64>>,
-    /// Whether all of its records are in `entries`.
-    whole: bool,
 }
 
 impl Writer {
@@ -202,6 +190,7 @@ impl Writer {
             return false;
         }
         self.reclaiming = true;
+        self.settle().await;
         let done = match self.choose(keep).await {
             Some(victim) => self.empty(victim, keep).await,
             None => false,
@@ -232,60 +221,7 @@ impl Writer {
         }
         let (id, segment) = closed.pop()?;
         self.core.segments.pass_over(id);
-        Some(self.look_at(id, segment).await)
-    }
-
-    /// Finds out what is in a segment.
-    async fn look_at(&self, id: SegmentId, segment: Segment) -> Victim {
-        let (entries, whole) = self.entries_of(id, &segment).await;
-        let wanted: Vec<Wanted> = entries.iter().map(|entry| wanted(id, entry)).collect();
-        let mut ages = match self.core.above() {
-            Some(above) => above.ages(Tier::Nvme, &wanted),
-            None => vec![None; entries.len()],
-        };
-        ages.resize(entries.len(), None);
-        for (age, entry) in ages.iter_mut().zip(&entries) {
-            if entry.kind != Kind::Block {
-                *age = None;
-            }
-        }
-        let victim = Victim { id, segment, entries, ages, whole };
-        let tombstone_bytes = victim.tombstone_bytes();
-        self.core.segments.update(id, |segment| segment.tombstone_bytes = tombstone_bytes);
-        victim
-    }
-
-    /// The records of a segment, and whether that are all of them.
-    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> (Vec<Entry>, bool) {
-        let device = self.core.device.as_ref();
-        let trailer = read_trailer(device, id, segment.generation, segment.file_bytes).await;
-        if let Ok(Some(trailer)) = trailer
-            && let Ok(table) = read_table(device, id, &trailer).await
-        {
-            return (table.into_entries(), true);
-        }
-        let range = (0, segment.data_bytes);
-        let mut scanner = Scanner::new(device, id, segment.generation, range).searching();
-        let mut entries = Vec::new();
-        while let Some(scanned) = scanner.next(false).await {
-            entries.push(scanned.entry);
-        }
-        let whole = scanner.at() >= segment.data_bytes && scanner.holes().is_empty();
-        scanner.holes().iter().for_each(|hole| self.note(id, &hole.trouble));
-        (entries, whole)
-    }
-
-    pub(super) fn note(&self, id: SegmentId, trouble: &Trouble) {
-        match trouble {
-            Trouble::Disk(error) => {
-                self.core.metrics.errors(OpLabel::Read).inc();
-                tracing::warn!(%error, segment = id.0, "nvme segment cannot be read");
-            }
-            Trouble::Damaged(damage) => {
-                self.core.metrics.damaged(super::DamageLabel::Header).inc();
-                tracing::warn!(?damage, segment = id.0, "nvme segment is damaged");
-            }
-        }
+        Some(Victim::look_at(&self.core, id, segment).await)
     }
 
     /// Writes again what should stay, tells everybody what leaves, and deletes the segment.
@@ -308,10 +244,10 @@ impl Writer {
     async fn move_tombstones(&mut self, victim: &Victim) -> bool {
         let mut kept = Vec::new();
         for entry in victim.entries.iter().filter(|entry| entry.kind == Kind::Tombstones) {
-            let payload = match self.read(victim, entry).await {
+            let payload = match victim.read(self.core.device.as_ref(), entry).await {
                 Ok(scanned) => scanned.payload,
                 Err(trouble) => {
-                    self.note(victim.id, &trouble);
+                    self.core.note(victim.id, &trouble);
                     continue;
                 }
             };
@@ -325,7 +261,7 @@ impl Writer {
         let fit = Self::tombstones_max(self.core.config.segment_bytes);
         let items = kept.chunks(fit).map(|kept| Item::old_tombstones(kept.to_vec()));
         let items: Vec<Item> = items.collect();
-        items.is_empty() || self.append(items, false).await
+        items.is_empty() || self.append_and_land(items).await
     }
 
     /// Appends again the blocks that were used after `cold`, the hottest first in doubt.
@@ -339,10 +275,10 @@ impl Writer {
                 self.core.metrics.rejected(RejectLabel::Budget).inc();
                 break;
             }
-            let scanned = match self.read(victim, entry).await {
+            let scanned = match victim.read(self.core.device.as_ref(), entry).await {
                 Ok(scanned) => scanned,
                 Err(trouble) => {
-                    self.note(victim.id, &trouble);
+                    self.core.note(victim.id, &trouble);
                     continue;
                 }
             };
@@ -352,21 +288,13 @@ impl Writer {
             items.push(Item::moved(from, scanned.header, scanned.payload, &namespace));
             bytes += record;
             if bytes >= MOVE_BYTES_MAX {
-                self.append(std::mem::take(&mut items), false).await;
+                self.append_and_land(std::mem::take(&mut items)).await;
                 bytes = 0;
             }
         }
         if !items.is_empty() {
-            self.append(items, false).await;
+            self.append_and_land(items).await;
         }
-    }
-
-    async fn read(&self, victim: &Victim, entry: &Entry) -> Result<super::scan::Scanned, Trouble> {
-        let start = u64::from(entry.unit) * PAGE;
-        let range = (start, victim.segment.data_bytes);
-        let device = self.core.device.as_ref();
-        let mut scanner = Scanner::new(device, victim.id, victim.segment.generation, range);
-        scanner.read_record(true).await
     }
 
     /// Event and map, then the index. What the index cannot tell leaves as well.
@@ -451,37 +379,4 @@ impl Writer {
         }
         true
     }
-}
-
-impl Victim {
-    fn tombstone_bytes(&self) -> u64 {
-        let tombstones = self.entries.iter().filter(|entry| entry.kind == Kind::Tombstones);
-        tombstones.map(record_bytes).sum()
-    }
-
-    /// The blocks to keep, in their order: those used after `cold`, up to `bytes_max`, hottest first.
-    fn chosen(&self, cold: u64, bytes_max: u64) -> Vec<&Entry> {
-        let aged = self.entries.iter().zip(&self.ages);
-        let mut hot: Vec<(u64, &Entry)> = aged
-            .filter_map(|(entry, age)| Some(((*age)?, entry)))
-            .filter(|(age, _)| *age > cold || cold == 0)
-            .collect();
-        hot.sort_by_key(|(age, _)| std::cmp::Reverse(*age));
-        let mut bytes = 0;
-        hot.retain(|(_, entry)| {
-            bytes += record_bytes(entry);
-            cold == 0 || bytes <= bytes_max
-        });
-        hot.sort_by_key(|(_, entry)| entry.unit);
-        hot.into_iter().map(|(_, entry)| entry).collect()
-    }
-}
-
-fn record_bytes(entry: &Entry) -> u64 {
-    u64::from(entry.units) * PAGE
-}
-
-/// The block of an entry at its place. Entries that are no blocks name none.
-fn wanted(id: SegmentId, entry: &Entry) -> Wanted {
-    entry.key.at(Place { segment: id, unit: entry.unit }.location_or_nowhere())
 }

@@ -193,7 +193,7 @@ impl Writer {
                 First::Unwritten => Some(Header::Unwritten),
                 First::Unreadable(trouble) => {
                     self.core.metrics.damaged(DamageLabel::Segment).inc();
-                    self.note(*id, &trouble);
+                    self.core.note(*id, &trouble);
                     let generation = generation_of_trailer(device, *id, *file_bytes).await;
                     Some(Header::Unreadable(generation))
                 }

@@ -51,7 +51,7 @@ impl Writer {
         state.found.read_bytes += PAGE;
         let trailer = read_trailer(device.as_ref(), id, generation, file_bytes).await;
         let trailer = trailer.unwrap_or_else(|trouble| {
-            self.note(id, &trouble);
+            self.core.note(id, &trouble);
             None
         });
         let sealed_at = trailer.map(|trailer| trailer.data_bytes);
@@ -70,7 +70,7 @@ impl Writer {
                     self.indexed(id, generation, trailer.data_bytes, state);
                     return;
                 }
-                Err(trouble) => self.note(id, &trouble),
+                Err(trouble) => self.core.note(id, &trouble),
             }
         }
         let end = sealed_at.unwrap_or(file_bytes);
@@ -91,9 +91,9 @@ impl Writer {
             self.replay_entry(id, generation, scanned.entry, state).await;
         }
         let holes = scanner.holes().iter().map(|hole| &hole.trouble);
-        holes.chain(scanner.failure()).for_each(|trouble| self.note(id, trouble));
+        holes.chain(scanner.failure()).for_each(|trouble| self.core.note(id, trouble));
         if let Some(torn) = scanner.torn().filter(|_| nothing_known) {
-            self.note(id, torn);
+            self.core.note(id, torn);
         }
         state.found.read_bytes += scanner.bytes_read();
         let data_bytes = scanner.at();
@@ -169,7 +169,7 @@ impl Writer {
                     }
                     Err(trouble) => {
                         self.core.metrics.damaged(DamageLabel::Note).inc();
-                        self.note(id, &trouble);
+                        self.core.note(id, &trouble);
                     }
                 }
                 state.found.read_bytes += scanner.bytes_read();

@@ -46,6 +46,7 @@ impl Writer {
 
     /// Ends the open segment with its table, so that nobody has to read its records to know them.
     pub(super) async fn seal(&mut self) {
+        self.settle().await;
         let Some(open) = self.open.take() else { return };
         if open.at == 0 {
             self.open = Some(open);

@@ -8,6 +8,7 @@ mod faults;
 mod files;
 #[cfg(feature = "rocksdb")]
 mod fixture;
+mod pipeline;
 mod rig;
 mod simulation;
 

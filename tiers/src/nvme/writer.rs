@@ -8,16 +8,16 @@ use std::{collections::HashSet, io, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{Instant, timeout_at},
+    time::{Instant, sleep_until},
 };
 
 use super::{
     Core, QUEUE_OPS_MAX, Recovered,
-    chunks::Buffers,
     device::{SegmentId, Space},
     format::{Place, Tombstone},
     index::{Change, IndexEntry, IndexKey},
     item::{Item, bytes_of},
+    pipeline::{Pipeline, Progress},
     seal::Open,
     state::WriteBudget,
     survey::Survey,
@@ -31,9 +31,11 @@ use crate::{
 };
 
 /// The most taken into one group, in bytes: all of it is answered together, after one sync.
-pub(super) const GROUP_BYTES_MAX: u64 = 32 << 20;
-/// A group that is smaller waits for more.
+const GROUP_BYTES_MAX: u64 = 8 << 20;
+/// A group that is smaller waits for more, in bytes.
 const GROUP_BYTES_MIN: u64 = 2 << 20;
+/// A segment takes so many of the largest groups at least.
+const SEGMENT_GROUPS_MIN: u64 = 8;
 /// How long it waits.
 const GROUP_WAIT: Duration = Duration::from_millis(5);
 /// How long reads may hold up one write that nobody waits for.
@@ -74,7 +76,9 @@ pub struct Writer {
     pub(super) peak_bytes: u64,
     /// When a segment was last reclaimed whose room others took.
     pub(super) in_vain: Option<Instant>,
-    pub(super) buffers: Buffers,
+    pub(super) pipeline: Pipeline,
+    /// Groups and single items that could not be written so far.
+    pub(super) failures: u64,
     pub(super) survey: Survey,
     /// What the disk said last of its room.
     pub(super) space: Option<(Instant, Space)>,
@@ -100,6 +104,7 @@ impl Writer {
     ) -> Self {
         let budget = WriteBudget::new(core.config.daily_write_bytes, core.config.capacity_bytes);
         Self {
+            pipeline: Pipeline::new(Arc::clone(&core.device)),
             core,
             queue,
             tell,
@@ -113,7 +118,7 @@ impl Writer {
             reclaiming: false,
             peak_bytes: 0,
             in_vain: None,
-            buffers: Buffers::default(),
+            failures: 0,
             survey: Survey::default(),
             space: None,
         }
@@ -133,6 +138,14 @@ impl Writer {
             let core = Arc::clone(&self.core);
             let op = tokio::select! {
                 biased;
+                progress = self.pipeline.progress(), if !self.pipeline.is_empty() => {
+                    let landed = !matches!(progress, Progress::Written);
+                    self.follow(progress);
+                    if landed {
+                        self.tend().await;
+                    }
+                    continue;
+                }
                 () = core.shed.notified() => {
                     self.shed().await;
                     continue;
@@ -156,9 +169,10 @@ impl Writer {
         self.take(op, &mut taken);
         self.gather(&mut taken).await;
         self.append(std::mem::take(&mut taken.items), taken.urgent).await;
-        self.pay().await;
-        self.keep_room().await;
+        self.tend().await;
         let Some(done) = taken.closing else { return false };
+        self.settle().await;
+        self.tend().await;
         self.seal().await;
         if done.send(()).is_err() {
             tracing::warn!("nvme closed later than anybody waited for it");
@@ -166,17 +180,44 @@ impl Writer {
         true
     }
 
-    /// Takes what else is in the queue; waits a moment if that is little and nobody is in a hurry.
+    /// Does what is due between groups.
+    async fn tend(&mut self) {
+        self.pay().await;
+        self.keep_room().await;
+    }
+
+    /// The most taken into one group, in bytes.
+    pub(super) fn group_bytes_max(&self) -> u64 {
+        GROUP_BYTES_MAX.min(self.core.config.segment_bytes / SEGMENT_GROUPS_MIN)
+    }
+
+    /// A group that is smaller waits for more, in bytes.
+    fn group_bytes_min(&self) -> u64 {
+        self.group_bytes_max().min(GROUP_BYTES_MIN)
+    }
+
+    /// Takes what else is in the queue. Waits a moment if that is little and nobody is in a hurry; if
+    /// somebody is, until the groups before it are there: what comes meanwhile goes with it.
     async fn gather(&mut self, taken: &mut Taken) {
         let deadline = Instant::now() + GROUP_WAIT;
-        let more = |taken: &Taken| taken.bytes < GROUP_BYTES_MAX && taken.count < QUEUE_OPS_MAX;
+        let (most, least) = (self.group_bytes_max(), self.group_bytes_min());
+        let more = |taken: &Taken| taken.bytes < most && taken.count < QUEUE_OPS_MAX;
         while more(taken) && taken.closing.is_none() {
             let op = match self.queue.try_recv() {
                 Ok(op) => op,
-                Err(_empty) if taken.urgent || taken.bytes >= GROUP_BYTES_MIN => return,
-                Err(_empty) => match timeout_at(deadline, self.queue.recv()).await {
-                    Ok(Some(op)) => op,
-                    Ok(None) | Err(_) => return,
+                Err(_empty) if taken.bytes >= least => return,
+                Err(_empty) if taken.urgent && self.pipeline.is_empty() => return,
+                Err(_empty) => tokio::select! {
+                    biased;
+                    progress = self.pipeline.progress(), if !self.pipeline.is_empty() => {
+                        self.follow(progress);
+                        continue;
+                    }
+                    op = self.queue.recv() => match op {
+                        Some(op) => op,
+                        None => return,
+                    },
+                    () = sleep_until(deadline), if !taken.urgent => return,
                 },
             };
             self.take(op, taken);
@@ -244,6 +285,9 @@ impl Writer {
 
     /// As [`current`](Self::current), for whom it matters that nothing is known.
     pub(super) fn look_up(&self, key: &IndexKey) -> io::Result<Option<(Place, u64)>> {
+        if let Some(latest) = self.pipeline.latest(key) {
+            return Ok(latest);
+        }
         let place = |entry: &IndexEntry| (Place::of(entry.location), bytes_of(entry));
         for change in self.unindexed.iter().rev() {
             match change {

@@ -5,10 +5,13 @@
 //! volatile change for itself, so a later one may survive an earlier one; a page is torn into
 //! sectors of [`SECTOR_BYTES`]. What is read before the crash is always what was written last.
 //!
+//! Writes and syncs take some turns. A sync is for what had ended when it began, and does its work
+//! when it ends: who syncs too early, or does not wait for it, has synced nothing.
+//!
 //! Nothing is random but the crash, and that depends on its seed alone.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io::{self, ErrorKind},
     sync::{
         Arc,
@@ -33,6 +36,11 @@ pub const SECTOR_BYTES: usize = 512;
 /// How much of what is volatile survives, in a thousand: one of these per crash, so that some lose
 /// nearly all and some nearly nothing.
 const KEPT_PER_MILLE: [u64; 5] = [0, 100, 500, 900, 1000];
+
+/// A write takes up to so many turns.
+const WRITE_TURNS: u64 = 4;
+/// A sync takes so many.
+const SYNC_TURNS: usize = 2;
 
 type Page = Arc<[u8]>;
 
@@ -74,23 +82,37 @@ impl Content {
 struct File {
     now: Content,
     synced: Content,
-    /// What leads from `synced` to `now`.
-    volatile: Vec<Change>,
+    /// What leads from `synced` to `now`, by when it was done.
+    volatile: BTreeMap<u64, Change>,
+    /// Of these, what is still being written.
+    under_way: BTreeSet<u64>,
+    changes: u64,
 }
 
 impl File {
-    fn change(&mut self, change: Change) {
+    fn change(&mut self, change: Change) -> u64 {
         self.now.apply(change.clone());
-        self.volatile.push(change);
+        self.changes += 1;
+        self.volatile.insert(self.changes, change);
+        self.changes
     }
 
-    fn sync(&mut self) {
-        self.volatile.drain(..).for_each(|change| self.synced.apply(change));
+    /// What a sync that begins now is for.
+    fn written(&self) -> Vec<u64> {
+        self.volatile.keys().filter(|number| !self.under_way.contains(number)).copied().collect()
+    }
+
+    fn sync(&mut self, written: &[u64]) {
+        for number in written {
+            if let Some(change) = self.volatile.remove(number) {
+                self.synced.apply(change);
+            }
+        }
     }
 
     fn crash(&self, kept: u64, draws: &mut Draws) -> Self {
         let mut left = self.synced.clone();
-        for change in &self.volatile {
+        for change in self.volatile.values() {
             let keep = draws.chance(kept);
             match change {
                 change if keep => left.apply(change.clone()),
@@ -100,7 +122,7 @@ impl File {
         }
         // Pages may have outlived the length that they were written under.
         left.apply(Change::Length(left.bytes));
-        Self { now: left.clone(), synced: left, volatile: Vec::new() }
+        Self { now: left.clone(), synced: left, ..Self::default() }
     }
 }
 
@@ -257,19 +279,48 @@ impl Shared {
         Ok(usize::try_from(at - offset).unwrap_or(usize::MAX))
     }
 
-    fn write(&self, segment: SegmentId, offset: u64, bytes: &[u8]) -> io::Result<usize> {
+    /// Begins a write; what it changes, and how many bytes.
+    fn write(
+        &self,
+        segment: SegmentId,
+        offset: u64,
+        bytes: &[u8],
+    ) -> io::Result<(Vec<u64>, usize)> {
         check_aligned(offset, bytes.len())?;
         let mut disk = self.disk.lock();
         let file = disk.file(segment)?;
         let end = offset.saturating_add(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        let mut changes = Vec::new();
         if end > file.now.bytes {
-            file.change(Change::Length(end));
+            changes.push(file.change(Change::Length(end)));
         }
         for (number, page) in (offset / PAGE..).zip(bytes.chunks(PAGE_BYTES)) {
-            file.change(Change::Page(number, page.into()));
+            changes.push(file.change(Change::Page(number, page.into())));
         }
+        file.under_way.extend(&changes);
         self.bytes_written.fetch_add(end - offset, Ordering::Relaxed);
-        Ok(bytes.len())
+        Ok((changes, bytes.len()))
+    }
+}
+
+/// A write under way: it ends when it is dropped, as one whose caller has gone does in a kernel.
+struct UnderWay {
+    shared: Arc<Shared>,
+    segment: SegmentId,
+    changes: Vec<u64>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if let Ok(file) = self.shared.disk.lock().file(self.segment) {
+            file.under_way.retain(|number| !self.changes.contains(number));
+        }
+    }
+}
+
+async fn take_turns(turns: usize) {
+    for _ in 0..turns {
+        tokio::task::yield_now().await;
     }
 }
 
@@ -362,9 +413,17 @@ impl Device for VolatileDevice {
     ) -> Moved<AlignedBuf> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            let written = shared.write(segment, offset, from.get(start..).unwrap_or(&[]));
-            tokio::task::yield_now().await;
-            (from, written)
+            let begun = shared.write(segment, offset, from.get(start..).unwrap_or(&[]));
+            let (changes, bytes) = match begun {
+                Ok(begun) => begun,
+                Err(error) => return (from, Err(error)),
+            };
+            // Writes end in another order than they began in.
+            let turns = changes.last().map_or(0, |last| last % WRITE_TURNS);
+            let under_way = UnderWay { shared, segment, changes };
+            take_turns(1 + usize::try_from(turns).unwrap_or(0)).await;
+            drop(under_way);
+            (from, Ok(bytes))
         })
     }
 
@@ -372,13 +431,14 @@ impl Device for VolatileDevice {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let is_synced = shared.is_synced(why);
-            let found = shared.disk.lock().file(segment).map(|file| {
-                if is_synced {
-                    file.sync();
-                }
-            });
-            tokio::task::yield_now().await;
-            found
+            let written = shared.disk.lock().file(segment)?.written();
+            take_turns(SYNC_TURNS).await;
+            let mut disk = shared.disk.lock();
+            let file = disk.file(segment)?;
+            if is_synced {
+                file.sync(&written);
+            }
+            Ok(())
         })
     }
 }
