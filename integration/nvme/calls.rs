@@ -4,11 +4,7 @@
 //! 128 MiB of blocks, or as many MiB as the variable `KVSTRATA_CALLS_MIB` says: see "System calls" in
 //! benches/README.md.
 
-use std::{
-    collections::{HashMap, HashSet},
-    fs,
-    process::Command,
-};
+use std::{collections::HashMap, fs, process::Command};
 
 use super::{Home, store, wait_copied};
 use crate::{
@@ -25,6 +21,12 @@ const CALLS: &str =
 const LARGE: u64 = 1 << 20;
 /// At least so many of the bytes of segments must be in large writes, in percent.
 const LARGE_PERCENT_MIN: u64 = 95;
+/// Bytes in the log of the index for each group, and for each of its blocks: what they are now.
+const INDEX_GROUP_BYTES: u64 = 48;
+/// See [`INDEX_GROUP_BYTES`].
+const INDEX_ENTRY_BYTES: u64 = 97;
+/// The namespace in the first group takes as many bytes as so many blocks, or fewer.
+const NAMESPACE_BLOCKS: u64 = 4;
 /// Bytes written to files of the index for each block.
 const INDEX_BYTES_MAX: u64 = 300;
 
@@ -83,42 +85,59 @@ impl Call {
         ["write", "pwrite64", "pwritev", "pwritev2"].contains(&self.name.as_str())
     }
 
+    fn is_log_write(&self) -> bool {
+        self.is_of("/index/") && self.path.ends_with(".log") && self.is_write()
+    }
+
     fn is_of(&self, room: &str) -> bool {
         self.path.contains(room)
     }
 }
 
-/// Fails if the log of the index is written to while a segment has bytes that are not synced. Returns
-/// how many writes of the log were preceded by a sync.
-fn assert_synced_before_indexed(calls: &[Call], events: &[Event]) -> usize {
-    let (mut unsynced, mut writing) = (HashSet::new(), HashSet::new());
-    let (mut synced, mut indexed) = (false, 0);
+/// A segment as the disk has it.
+#[derive(Debug, Default)]
+struct Durable {
+    /// Bytes whose writes have ended.
+    written: u64,
+    /// What of them a sync under way is for, or the last one was.
+    syncing: u64,
+    /// What of them a sync that has ended was for.
+    synced: u64,
+}
+
+/// Fails if the log of the index is written to and no sync has ended since it was the last time, or if
+/// it then names more blocks than syncs were for: of bytes whose writes had ended when they began.
+/// Returns how many writes of the log there were, and how many blocks they named at least.
+fn assert_synced_before_indexed(calls: &[Call], events: &[Event]) -> (usize, u64) {
+    let mut segments: HashMap<&str, Durable> = HashMap::new();
+    let (mut syncs, mut groups, mut named) = (0, 0, 0);
     for event in events {
         let (Event::Begin(number) | Event::End(number)) = event;
         let call = &calls[*number];
         let ends = matches!(event, Event::End(_));
         if call.is_of("/segments/") {
+            let segment = segments.entry(call.path.as_str()).or_default();
             match call.name.as_str() {
                 "fdatasync" if ends => {
-                    synced = true;
-                    unsynced.remove(call.path.as_str());
+                    syncs += 1;
+                    segment.synced = segment.syncing;
                 }
-                "fdatasync" => assert!(!writing.contains(call.path.as_str()), "{call:?}"),
-                // What a segment ends with, its table, is not synced: without it the records are read.
-                "ftruncate" if ends => drop(unsynced.remove(call.path.as_str())),
-                _ if call.is_write() && ends => drop(writing.remove(call.path.as_str())),
-                _ if call.is_write() => {
-                    writing.insert(call.path.as_str());
-                    unsynced.insert(call.path.as_str());
-                }
+                "fdatasync" => segment.syncing = segment.written,
+                _ if call.is_write() && ends => segment.written += call.result,
                 _ => {}
             }
-        } else if call.is_of("/index/") && call.path.ends_with(".log") && call.is_write() && !ends {
-            assert!(unsynced.is_empty(), "{call:?} before the sync of {unsynced:?}");
-            indexed += usize::from(std::mem::take(&mut synced));
+        } else if call.is_log_write() && !ends && !segments.is_empty() {
+            // Before there is a segment, the index writes what it is.
+            assert!(syncs > 0, "{call:?} without a sync, {segments:?}");
+            syncs = 0;
+            groups += 1;
+            named += call.result.saturating_sub(INDEX_GROUP_BYTES) / INDEX_ENTRY_BYTES;
+            let durable: u64 = segments.values().map(|segment| segment.synced).sum();
+            let stored = named.saturating_sub(NAMESPACE_BLOCKS) * BLOCK as u64;
+            assert!(stored <= durable, "{call:?} names {named} blocks, {segments:?}");
         }
     }
-    indexed
+    (groups, named)
 }
 
 fn sum<'a>(calls: impl Iterator<Item = &'a Call>) -> u64 {
@@ -192,7 +211,7 @@ async fn large_of_all(test: &str, durable: bool) -> Option<(u64, u64)> {
     let (all, large) = (sum(segments()), sum(segments().filter(|call| call.result >= LARGE)));
     assert!(all >= mib << 20, "{all} bytes: not everything was seen");
     let index = sum(writes().filter(|call| call.is_of("/index/")));
-    let groups = assert_synced_before_indexed(&calls, &events);
+    let (groups, named) = assert_synced_before_indexed(&calls, &events);
     show(&format!(
         "{blocks} blocks: {all} bytes to segments in {} writes, {large} in large ones; {groups} \
          groups; {index} bytes to the index",
@@ -200,6 +219,7 @@ async fn large_of_all(test: &str, durable: bool) -> Option<(u64, u64)> {
     ));
     assert!(index < blocks * INDEX_BYTES_MAX, "{index} bytes of index for {blocks} blocks");
     assert!(groups > 4, "{groups} groups");
+    assert!(named * 10 >= blocks * 9, "{named} of {blocks} blocks were seen in the index");
     Some((large, all))
 }
 

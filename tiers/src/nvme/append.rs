@@ -1,7 +1,11 @@
 //! Appending: records get their places, are encoded into pages and handed to the disk. What follows
 //! when they are there is in [`land`](super::land).
 
-use std::{collections::VecDeque, pin::pin, sync::Arc};
+use std::{
+    collections::{HashSet, VecDeque},
+    pin::pin,
+    sync::Arc,
+};
 
 use super::{
     RejectLabel,
@@ -37,6 +41,10 @@ impl Writer {
             if let Err(why) = self.ensure_open().await {
                 return self.refuse_all(items, &why);
             }
+            if self.open.as_ref().is_some_and(|open| self.is_full_for(open, &items)) {
+                self.seal().await;
+                continue;
+            }
             while self.pipeline.is_full() {
                 self.advance().await;
             }
@@ -57,7 +65,6 @@ impl Writer {
                 // Each further try would leave a segment behind.
                 return self.refuse_all(items, &FAILED);
             }
-            self.seal_if_full(items.front()).await;
         }
     }
 
@@ -70,16 +77,14 @@ impl Writer {
         self.failures == before
     }
 
-    /// Places items into the open segment until one does not fit or the group is large enough.
+    /// Places items into the open segment until one does not fit.
     fn place(&mut self, items: &mut VecDeque<Item>) -> Group {
         let mut group = Group::default();
         let Some(mut open) = self.open.take() else { return group };
         group.start = open.at;
-        let most = self.group_bytes_max();
         open.at = open.at.max(PAGE);
         while let Some(item) = items.pop_front() {
-            let first = group.placed.is_empty();
-            if !first && open.at - group.start + item.bytes() > most || !self.fits(&open, &item) {
+            if !self.fit(&open, std::iter::once(&item)) {
                 items.push_front(item);
                 break;
             }
@@ -101,14 +106,27 @@ impl Writer {
         group
     }
 
-    pub(super) fn fits(&self, open: &Open, item: &Item) -> bool {
-        let mut bytes = item.bytes();
-        let mut table = open.table.bytes() + Entry::BYTES + item.sums.len() * 8;
-        if let Some((id, encoded)) = &item.namespace
-            && !open.namespaces.contains(id)
-        {
-            bytes += Shape::of(0, encoded.len()).bytes();
-            table += Entry::BYTES + encoded.len();
+    /// Whether the open segment is to end before these items are placed. They stay together if they
+    /// can: the parts of a group would be small writes.
+    fn is_full_for(&self, open: &Open, items: &VecDeque<Item>) -> bool {
+        let bytes: u64 = items.iter().map(Item::bytes).sum();
+        let together = bytes <= self.group_bytes_max() * 2;
+        open.at > 0 && !self.fit(open, items.iter().take(if together { items.len() } else { 1 }))
+    }
+
+    fn fit<'a>(&self, open: &Open, items: impl Iterator<Item = &'a Item>) -> bool {
+        let (mut bytes, mut table) = (0, open.table.bytes());
+        let mut new = HashSet::new();
+        for item in items {
+            bytes += item.bytes();
+            table += Entry::BYTES + item.sums.len() * 8;
+            if let Some((id, encoded)) = &item.namespace
+                && !open.namespaces.contains(id)
+                && new.insert(*id)
+            {
+                bytes += Shape::of(0, encoded.len()).bytes();
+                table += Entry::BYTES + encoded.len();
+            }
         }
         let table = u64::try_from(table).unwrap_or(u64::MAX).next_multiple_of(PAGE);
         open.at.max(PAGE) + bytes + table + PAGE <= self.core.config.segment_bytes

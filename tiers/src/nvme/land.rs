@@ -39,7 +39,7 @@ impl Writer {
             Progress::Written => {}
             Progress::Landed(segment, groups) => {
                 self.core.metrics.syncs.inc();
-                groups.into_iter().for_each(|group| self.land(segment, group));
+                self.land(segment, groups);
             }
             Progress::Failed { segment, groups, op, error } => {
                 self.core.metrics.errors(op).inc();
@@ -57,18 +57,18 @@ impl Writer {
         }
     }
 
-    /// Makes a durable group readable, indexes it, and answers.
-    fn land(&mut self, id: SegmentId, group: Group) {
-        let indexed = self.index(&group.changes);
-        self.account(id, &group);
+    /// Makes durable groups readable, indexes them together, and answers.
+    fn land(&mut self, id: SegmentId, mut groups: Vec<Group>) {
+        let indexed = self.index(groups.iter_mut().flat_map(|group| group.changes.drain(..)));
+        groups.iter().for_each(|group| self.account(id, group));
         if let Err(error) = indexed {
             self.core.metrics.errors(OpLabel::Index).inc();
             self.stop_writes(&error);
             // The records are in the log: the next group, or a restart, indexes them.
-            return self.fail_unindexed(id, group, &error);
+            return groups.into_iter().for_each(|group| self.fail_unindexed(id, group, &error));
         }
         self.core.state.well();
-        self.answer(id, group);
+        groups.into_iter().for_each(|group| self.answer(id, group));
     }
 
     /// Writes stop for now: until there may be room, or for longer with each failure.
@@ -83,11 +83,11 @@ impl Writer {
     /// Applies changes, behind those that could not be applied before: the index follows the log in
     /// its order, or recovery would take older records for newer ones. Opens the index again once if
     /// that fails. Too much that it does not take is the end of writing: a restart reads it in the log.
-    pub(super) fn index(&mut self, changes: &[Change]) -> io::Result<()> {
+    pub(super) fn index(&mut self, changes: impl IntoIterator<Item = Change>) -> io::Result<()> {
         if self.unindexed.len() > UNINDEXED_MAX {
             return Err(io::Error::other("index: it has refused too many changes"));
         }
-        self.unindexed.extend_from_slice(changes);
+        self.unindexed.extend(changes);
         let applied = self.core.index.apply(&self.unindexed).or_else(|error| {
             tracing::warn!(%error, "nvme index refuses changes, opening it again");
             self.core.index.reopen()?;
@@ -200,7 +200,7 @@ impl Writer {
             generation: open.generation,
             bytes: self.core.config.segment_bytes,
         };
-        if let Err(error) = self.index(&[done_with]) {
+        if let Err(error) = self.index([done_with]) {
             self.core.metrics.errors(OpLabel::Index).inc();
             tracing::warn!(%error, segment = open.id.0, "nvme index does not hear of a failed write");
         }

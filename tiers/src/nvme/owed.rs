@@ -110,7 +110,7 @@ impl Writer {
             }
             self.owe(key, barrier);
         }
-        if let Err(error) = self.index(&changes) {
+        if let Err(error) = self.index(changes) {
             self.core.metrics.errors(OpLabel::Index).inc();
             tracing::warn!(%error, "removed nvme blocks may come back with a restart");
         }
@@ -130,7 +130,7 @@ impl Writer {
             self.core.segments.sub_live(place.segment, *bytes);
         }
         let changes: Vec<_> = lost.into_iter().map(|(key, ..)| Change::Remove(key)).collect();
-        if !changes.is_empty() && self.index(&changes).is_err() {
+        if !changes.is_empty() && self.index(changes).is_err() {
             self.core.metrics.errors(OpLabel::Index).inc();
         }
     }

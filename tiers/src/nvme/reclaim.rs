@@ -322,10 +322,9 @@ impl Writer {
             above.leaving(Tier::Nvme, &leaving);
         }
         let removed = leaving.iter().map(|block| Change::Remove(IndexKey::of(block)));
-        let changes: Vec<Change> = removed.collect();
         let count = u64::try_from(leaving.len()).unwrap_or(u64::MAX);
         self.core.metrics.reclaimed_blocks.inc_by(count);
-        if let Err(error) = self.index(&changes) {
+        if let Err(error) = self.index(removed) {
             // They stay in line, and point to a segment that is not there: a restart drops them.
             self.core.metrics.errors(OpLabel::Index).inc();
             tracing::warn!(%error, "nvme index does not take that blocks have left");
@@ -372,7 +371,7 @@ impl Writer {
         self.core.metrics.reclaimed_segments.inc();
         // The highest number stays known, so that it is not used again.
         if victim.id.0 + 1 < self.next_segment
-            && let Err(error) = self.index(&[Change::Forget(victim.id)])
+            && let Err(error) = self.index([Change::Forget(victim.id)])
         {
             self.core.metrics.errors(OpLabel::Index).inc();
             tracing::warn!(%error, "nvme index does not forget a segment");

@@ -392,7 +392,7 @@ impl Writer {
             return;
         }
         let applied: io::Result<()> =
-            changes.chunks(CHANGES_MAX).try_for_each(|changes| self.index(changes));
+            changes.chunks(CHANGES_MAX).try_for_each(|changes| self.index(changes.iter().cloned()));
         if let Err(error) = applied {
             self.core.metrics.errors(OpLabel::Index).inc();
             tracing::warn!(%error, "nvme index does not take what the segments hold");

@@ -7,7 +7,6 @@ use super::{
     aligned::{AlignedBuf, PAGE, PAGE_BYTES},
     device::{SegmentId, SyncPoint, write_full},
     format::{EntryTable, Trailer, checksum},
-    item::Item,
     segments::Segment,
     writer::Writer,
 };
@@ -33,17 +32,6 @@ impl Open {
 }
 
 impl Writer {
-    /// Ends the open segment if `next` does not fit into it.
-    pub(super) async fn seal_if_full(&mut self, next: Option<&Item>) {
-        let full = match (&self.open, next) {
-            (Some(open), Some(item)) => !self.fits(open, item),
-            _ => false,
-        };
-        if full {
-            self.seal().await;
-        }
-    }
-
     /// Ends the open segment with its table, so that nobody has to read its records to know them.
     pub(super) async fn seal(&mut self) {
         self.settle().await;

@@ -30,7 +30,7 @@ use crate::{
     store::{Outgoing, Urgency, Wanted},
 };
 
-/// The most taken into one group, in bytes: all of it is answered together, after one sync.
+/// No more is taken into a group of so many bytes: all of it is answered together, after one sync.
 const GROUP_BYTES_MAX: u64 = 8 << 20;
 /// A group that is smaller waits for more, in bytes.
 const GROUP_BYTES_MIN: u64 = 2 << 20;
@@ -186,7 +186,7 @@ impl Writer {
         self.keep_room().await;
     }
 
-    /// The most taken into one group, in bytes.
+    /// No more is taken into a group of so many bytes.
     pub(super) fn group_bytes_max(&self) -> u64 {
         GROUP_BYTES_MAX.min(self.core.config.segment_bytes / SEGMENT_GROUPS_MIN)
     }
@@ -196,10 +196,10 @@ impl Writer {
         self.group_bytes_max().min(GROUP_BYTES_MIN)
     }
 
-    /// Takes what else is in the queue. Waits a moment if that is little and nobody is in a hurry; if
-    /// somebody is, until the groups before it are there: what comes meanwhile goes with it.
+    /// Takes what else is in the queue. If that is little, waits until the groups before it are there,
+    /// and a moment at least if nobody is in a hurry: what comes meanwhile goes with it.
     async fn gather(&mut self, taken: &mut Taken) {
-        let deadline = Instant::now() + GROUP_WAIT;
+        let mut deadline = Instant::now() + GROUP_WAIT;
         let (most, least) = (self.group_bytes_max(), self.group_bytes_min());
         let more = |taken: &Taken| taken.bytes < most && taken.count < QUEUE_OPS_MAX;
         while more(taken) && taken.closing.is_none() {
@@ -211,13 +211,15 @@ impl Writer {
                     biased;
                     progress = self.pipeline.progress(), if !self.pipeline.is_empty() => {
                         self.follow(progress);
+                        // Who was answered may have more.
+                        deadline = Instant::now() + GROUP_WAIT;
                         continue;
                     }
                     op = self.queue.recv() => match op {
                         Some(op) => op,
                         None => return,
                     },
-                    () = sleep_until(deadline), if !taken.urgent => return,
+                    () = sleep_until(deadline), if self.pipeline.is_empty() => return,
                 },
             };
             self.take(op, taken);
