@@ -3,7 +3,7 @@
 //! All are checked before memory is taken for what they limit. What an operator would change is in
 //! [`config`](crate::config) instead; the store has its own in [`kvstrata_tiers::limits`].
 
-use std::time::Duration;
+use std::{ops::RangeInclusive, time::Duration};
 
 /// Bytes in one mebibyte.
 const MIB: usize = 1 << 20;
@@ -25,8 +25,11 @@ pub const MESSAGE_BYTES_MAX: usize = 8 * MIB;
 pub const GET_MESSAGE_BYTES: usize = MIB;
 /// Parts packed into it: with their numbers and checksums, parts of one byte take thirty.
 pub const GET_MESSAGE_PARTS_MAX: usize = 65_536;
-/// Blocks of one get that load ahead of the reader. A reader that stalls holds no more than these.
-pub const GET_BLOCKS_AHEAD: usize = 4;
+/// Bytes of one get that load ahead of the reader, which is what a reader that stalls holds: enough to
+/// keep a disk busy, and to have neighbours in an object store come in one request.
+pub const GET_BYTES_AHEAD: u64 = 8 * MIB as u64;
+/// The most blocks of one get that load ahead of the reader, and the fewest.
+pub const GET_BLOCKS_AHEAD: RangeInclusive<u64> = 4..=64;
 
 /// The largest HTTP/2 frame: with the default of 16 KiB, framing costs more than copying.
 pub const HTTP2_FRAME_BYTES: u32 = 1 << 20;

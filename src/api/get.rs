@@ -15,7 +15,7 @@ use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
     block::{BlockHash, Hashes},
     error::Result,
-    namespace::Namespace,
+    namespace::{BlockLayout, Namespace},
     stack::{Block, Fetch, Promotions, Stack},
     tier::Tier,
 };
@@ -26,7 +26,7 @@ use super::{Node, convert, delivered::Delivered, period, status, watched};
 use crate::{
     id::{LeaseId, SessionId},
     limits::{
-        GET_BLOCKS_AHEAD, GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX,
+        GET_BLOCKS_AHEAD, GET_BLOCKS_MAX, GET_BYTES_AHEAD, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX,
         GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX, GET_STALL_MAX,
     },
     metrics::{Missed, ServerMetrics},
@@ -79,6 +79,15 @@ struct GetCall {
     packer: Packer,
 }
 
+/// How many blocks load ahead of the reader.
+fn blocks_ahead(layout: &BlockLayout) -> usize {
+    let (least, most) = GET_BLOCKS_AHEAD.into_inner();
+    // Of opaque blocks only the longest is known, which most are not.
+    let blocks =
+        if layout.is_opaque() { least } else { GET_BYTES_AHEAD / layout.block_bytes().max(1) };
+    usize::try_from(blocks.clamp(least, most)).unwrap_or(1)
+}
+
 impl GetCall {
     fn begin(node: &Node, tenant: &str, request: wire::GetRequest) -> Result<Self> {
         let namespace = node.namespace(tenant, &request.namespace_id)?;
@@ -99,6 +108,7 @@ impl GetCall {
             request.parts.as_slice().into()
         };
         let wanted: Arc<[u32]> = request.parts.into();
+        let ahead = blocks_ahead(namespace.layout());
         let loads = Loads {
             promotions: Arc::new(node.stack.promotions()),
             stack: node.stack.clone(),
@@ -107,7 +117,7 @@ impl GetCall {
         };
         let found = stream::iter(0..count)
             .map(move |position| loads.load(position, Arc::clone(&wanted), deadline))
-            .buffered(GET_BLOCKS_AHEAD)
+            .buffered(ahead)
             .boxed();
         Ok(Self {
             stack: node.stack.clone(),

@@ -10,6 +10,7 @@
 
 mod load;
 mod nvme;
+mod object;
 mod units;
 mod validate;
 
@@ -17,6 +18,7 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
 pub use nvme::{Nvme, NvmeEngine, NvmePlan, NvmeSpace};
+pub use object::{Object, ObjectAdmission, ObjectUrl};
 use serde::{Deserialize, Serialize};
 pub use units::{Auto, Maybe, Period, Size};
 #[cfg(test)]
@@ -36,6 +38,8 @@ pub struct Config {
     pub dram: Dram,
     /// The tier on nvme.
     pub nvme: Nvme,
+    /// The tier in an object store.
+    pub object: Object,
     /// What clients may be promised.
     pub lease: Lease,
     /// Where the key of all namespace ids is.

@@ -30,6 +30,7 @@ impl Config {
         self.check_memory(&mut problems);
         self.check_leases(&mut problems);
         self.nvme.check(&mut problems);
+        self.object.check(&self.nvme, &mut problems);
         if !self.log.level.split(',').all(is_level) {
             problems.push(Problem::new(
                 "log.level",

@@ -187,8 +187,10 @@ impl NvmeMetrics {
             counter
         };
         let read_timeouts = counter("read_timeouts", "Reads that did not come back in time");
-        let reads_refused =
-            counter("reads_refused", "Reads refused because too many were under way");
+        let reads_refused = counter(
+            "reads_refused",
+            "Reads refused because too many were under way for half a second",
+        );
         let appended_bytes = counter("appended_bytes", "Bytes of records written by putting");
         let moved_bytes = counter("moved_bytes", "Bytes of records written again by reclaiming");
         let read_bytes = counter("read_bytes", "Bytes read by gets");

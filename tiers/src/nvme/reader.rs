@@ -11,7 +11,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{sync::Notify, time::timeout};
+use tokio::{
+    sync::{Notify, OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use super::{
     Core, DamageLabel, OpLabel,
@@ -28,6 +31,8 @@ use crate::{
 
 /// Reads under way: more would only wait for the disk, each holding a block of dram.
 const READS_MAX: usize = 64;
+/// How long a read waits for others to end: longer than a disk that is merely busy needs for those.
+const READ_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a read may take. A disk that needs longer for a block is worse than a miss.
 const READ_DEADLINE: Duration = Duration::from_secs(2);
 /// When to come back to a tier that is busy.
@@ -36,8 +41,9 @@ const RETRY_AFTER_BUSY: Duration = Duration::from_millis(20);
 const SUSPECTS_MAX: usize = 4096;
 
 /// The reads under way.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Reads {
+    turns: Arc<Semaphore>,
     count: AtomicUsize,
     idle: Notify,
     suspects: Mutex<HashSet<Location>>,
@@ -45,14 +51,30 @@ pub(super) struct Reads {
 
 /// Counts one read while it exists. The buffer of the read holds it, too: a read that nobody waits for
 /// any more counts until the disk is done with it, so that a disk that hangs has a bounded number.
-struct Reading(Arc<Reads>);
+struct Reading {
+    reads: Arc<Reads>,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl Default for Reads {
+    fn default() -> Self {
+        Self {
+            turns: Arc::new(Semaphore::new(READS_MAX)),
+            count: AtomicUsize::new(0),
+            idle: Notify::new(),
+            suspects: Mutex::default(),
+        }
+    }
+}
 
 impl Reads {
-    fn begin(self: &Arc<Self>) -> Option<Arc<Reading>> {
-        // Relaxed: a bound, and a hint for the writer.
-        let before = self.count.fetch_add(1, Ordering::Relaxed);
-        let reading = Reading(Arc::clone(self));
-        (before < READS_MAX).then(|| Arc::new(reading))
+    /// Waits for its turn; `None` if that does not come soon.
+    async fn begin(self: &Arc<Self>) -> Option<Arc<Reading>> {
+        let turn = timeout(READ_PATIENCE, Arc::clone(&self.turns).acquire_owned()).await;
+        let turn = turn.ok()?.ok()?;
+        // Relaxed: a hint for the writer.
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Some(Arc::new(Reading { reads: Arc::clone(self), _turn: turn }))
     }
 
     /// Waits until no read is under way, at most for `patience`.
@@ -75,8 +97,8 @@ impl Reads {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        if self.0.count.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.0.idle.notify_waiters();
+        if self.reads.count.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.reads.idle.notify_waiters();
         }
     }
 }
@@ -85,7 +107,7 @@ impl Core {
     pub(super) async fn get(&self, wanted: Wanted, into: BlockWriter) -> Result<Load> {
         let place = Place::of(wanted.location);
         let Some(generation) = self.segments.readable(place) else { return Ok(Load::Miss) };
-        let Some(reading) = self.reads.begin() else {
+        let Some(reading) = self.reads.begin().await else {
             self.metrics.reads_refused.inc();
             return Ok(Load::Busy(RETRY_AFTER_BUSY));
         };
