@@ -19,6 +19,7 @@ mod map;
 pub mod metrics;
 pub mod namespace;
 pub mod nvme;
+pub mod object;
 mod seldom;
 pub mod stack;
 pub mod store;
