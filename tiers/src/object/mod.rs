@@ -2,7 +2,14 @@
 //!
 //! [`names`] says what lies where in the bucket, [`format`](mod@format) what its bytes mean, and
 //! [`codec`] how a block becomes fewer of them.
+//!
+//! [`bucket`] is the only door to the store: everything above it asks by name and gets exact bytes,
+//! an error that says what to do, or `Busy`.
 
+pub mod bucket;
 pub mod codec;
 pub mod format;
+mod metrics;
 pub mod names;
+
+pub use metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel};
