@@ -14,11 +14,14 @@ pub mod dram;
 pub mod error;
 pub mod event;
 pub mod evict;
+mod fields;
+mod key;
 pub mod limits;
 mod map;
 pub mod metrics;
 pub mod namespace;
 pub mod nvme;
+pub mod object;
 mod seldom;
 pub mod stack;
 pub mod store;
@@ -27,4 +30,6 @@ pub mod tier;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use fields::Damage;
+pub use key::IndexKey;
 pub use map::{Checksums, Location};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::NamespaceSpec;
-use crate::limits::PART_BYTES_MAX;
+use crate::{fields::checksum, limits::PART_BYTES_MAX};
 
 /// One declared share of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,6 +70,13 @@ impl BlockLayout {
     #[must_use]
     pub fn bytes_max(&self) -> u32 {
         self.block_bytes
+    }
+
+    /// What shapes the parts, in short: XXH3-64 of (group, rank, bytes) of each.
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        let numbers = self.parts.iter().flat_map(|part| [part.group, part.rank, part.bytes]);
+        checksum(&numbers.flat_map(u32::to_le_bytes).collect::<Vec<_>>())
     }
 
     /// The range of `part` within a block of `len` bytes.

@@ -36,15 +36,13 @@
 //! start, its number is not used, and its blocks are misses, until a program that knows it comes back.
 //! Version N reads what N-1 wrote.
 
-mod fields;
+mod pages;
 mod record;
 mod table;
 
 use std::num::NonZeroU64;
 
-use xxhash_rust::xxh3::xxh3_64;
-
-use self::fields::{Fields, Reader};
+use self::pages::copy_to;
 pub use self::{
     record::{Kind, RecordHeader, Shape, SumsBehind, Tombstone},
     table::{Entry, EntryTable},
@@ -53,7 +51,11 @@ use super::{
     aligned::{PAGE, PAGE_BYTES},
     device::SegmentId,
 };
-use crate::{map::Location, namespace::BlockLayout};
+pub use crate::fields::{Damage, checksum};
+use crate::{
+    fields::{Fields, Reader},
+    map::Location,
+};
 
 /// The version of everything here.
 pub const FORMAT_VERSION: u16 = 1;
@@ -64,19 +66,6 @@ pub const SEGMENT_BYTES_MAX: u64 = PAGE << UNIT_BITS;
 
 const SEGMENT_MAGIC: &[u8; 8] = b"KVSTRSEG";
 const TRAILER_MAGIC: &[u8; 8] = b"KVSTREND";
-
-/// Why bytes are not what they should be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Damage {
-    /// Not written, or not by us.
-    Foreign,
-    /// Of a version that this program does not know.
-    Version,
-    /// The checksum does not match.
-    Checksum,
-    /// A number that cannot be right, or of another place, segment or generation.
-    Misplaced,
-}
 
 /// A place within the segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,27 +112,10 @@ impl Place {
     }
 }
 
-/// The checksum of everything in a segment that is not a part of a block: XXH3-64 without a seed.
-#[must_use]
-pub fn checksum(bytes: &[u8]) -> u64 {
-    xxh3_64(bytes)
-}
-
 /// Pages that hold so many bytes.
 #[must_use]
 pub fn pages(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
-}
-
-/// What shapes the parts of a block, in short.
-#[must_use]
-pub fn layout_digest(layout: &BlockLayout) -> u64 {
-    let parts = layout.parts().iter();
-    let bytes: Vec<u8> = parts
-        .flat_map(|part| [part.group, part.rank, part.bytes])
-        .flat_map(u32::to_le_bytes)
-        .collect();
-    xxh3_64(&bytes)
 }
 
 /// The first page of a segment.
@@ -162,9 +134,9 @@ pub struct SegmentHeader {
 impl SegmentHeader {
     /// Writes it into a page.
     pub fn encode(&self, page: &mut [u8]) {
-        let mut out = Fields::start(SEGMENT_MAGIC, 64);
+        let mut out = Fields::start(SEGMENT_MAGIC, FORMAT_VERSION, 64);
         out.put(&[0; 6]).u64(self.segment.0).u64(self.generation).put(&self.store).u64(self.bytes);
-        out.sealed_into(page);
+        copy_to(page, 0, &out.sealed());
     }
 
     /// Reads it from a page.
@@ -172,7 +144,7 @@ impl SegmentHeader {
     /// # Errors
     /// What is wrong with it.
     pub fn decode(page: &[u8]) -> Result<Self, Damage> {
-        let mut fields = Reader::open(page, SEGMENT_MAGIC, 56)?;
+        let mut fields = Reader::open(page, SEGMENT_MAGIC, FORMAT_VERSION, 56)?;
         fields.skip(6);
         Ok(Self {
             segment: SegmentId(fields.u64()),
@@ -203,11 +175,11 @@ pub struct Trailer {
 impl Trailer {
     /// Writes it into a page.
     pub fn encode(&self, page: &mut [u8]) {
-        let mut out = Fields::start(TRAILER_MAGIC, 72);
+        let mut out = Fields::start(TRAILER_MAGIC, FORMAT_VERSION, 72);
         out.put(&[0; 6]).u64(self.segment.0).u64(self.generation);
         out.u64(self.data_bytes).u64(self.table_bytes).u32(self.entries).u32(0);
         out.u64(self.table_sum);
-        out.sealed_into(page);
+        copy_to(page, 0, &out.sealed());
     }
 
     /// Reads it from the last page of a file of `file_bytes`.
@@ -215,7 +187,7 @@ impl Trailer {
     /// # Errors
     /// What is wrong with it; `Foreign` for a segment that was not sealed.
     pub fn decode(page: &[u8], file_bytes: u64) -> Result<Self, Damage> {
-        let mut fields = Reader::open(page, TRAILER_MAGIC, 64)?;
+        let mut fields = Reader::open(page, TRAILER_MAGIC, FORMAT_VERSION, 64)?;
         fields.skip(6);
         let trailer = Self {
             segment: SegmentId(fields.u64()),

@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 
 use super::{
-    format::{Kind, RecordHeader, Shape, Tombstone, layout_digest},
+    format::{Kind, RecordHeader, Shape, Tombstone},
     index::{IndexEntry, IndexKey},
 };
 use crate::{
@@ -66,7 +66,7 @@ impl Item {
         Self {
             kind: Kind::Block,
             key: IndexKey { namespace: *block.namespace.id(), hash: block.hash },
-            layout: layout_digest(block.namespace.layout()),
+            layout: block.namespace.layout().digest(),
             sums: sums_of(&block.checksums),
             bytes: Bytes::Arena(block.payload),
             namespace: Some(encoded(&block.namespace)),

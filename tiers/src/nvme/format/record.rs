@@ -5,12 +5,12 @@ use std::num::NonZeroU64;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
-    Damage, Place,
-    fields::{Fields, Reader, copy_to, put_padded},
-    pages,
+    Damage, FORMAT_VERSION, Place, pages,
+    pages::{copy_to, put_padded},
 };
 use crate::{
     block::BlockHash,
+    fields::{Fields, Reader},
     limits::PARTS_MAX,
     map::{Checksums, Location},
     namespace::NamespaceId,
@@ -70,7 +70,7 @@ pub struct RecordHeader {
     pub key: IndexKey,
     /// Bytes of the payload.
     pub len: u32,
-    /// See [`layout_digest`](super::layout_digest).
+    /// See [`BlockLayout::digest`](crate::namespace::BlockLayout::digest).
     pub layout: u64,
     /// XXH3-64 of the payload.
     pub payload_sum: u64,
@@ -149,7 +149,7 @@ impl RecordHeader {
     fn encode_fields(&self, shape: Shape, sums: &[u8], page: &mut [u8]) {
         let inline = if shape.inline { FLAG_INLINE } else { 0 };
         let behind = if shape.sums_behind { FLAG_SUMS_BEHIND } else { 0 };
-        let mut out = Fields::start(RECORD_MAGIC, HEADER_BYTES);
+        let mut out = Fields::start(RECORD_MAGIC, FORMAT_VERSION, HEADER_BYTES);
         out.put(&[self.kind.number(), inline | behind])
             .u32(u32::try_from(self.sums.len()).unwrap_or(u32::MAX))
             .u64(self.generation)
@@ -162,7 +162,7 @@ impl RecordHeader {
             .u64(self.layout)
             .u64(self.payload_sum)
             .u64(xxh3_64(sums));
-        out.sealed_into(page);
+        copy_to(page, 0, &out.sealed());
     }
 
     /// Reads a header page of the segment of `generation` at page `unit`. The checksums of parts are
@@ -172,10 +172,10 @@ impl RecordHeader {
     /// # Errors
     /// What is wrong with it.
     pub fn decode(page: &[u8], generation: u64, unit: u32) -> Result<(Self, SumsBehind), Damage> {
-        let mut fields = Reader::open(page, RECORD_MAGIC, 128)?;
+        let mut fields = Reader::open(page, RECORD_MAGIC, FORMAT_VERSION, 128)?;
         let kind = Kind::of(fields.u8()).ok_or(Damage::Version)?;
         let flags = fields.u8();
-        let count = usize::try_from(fields.u32()).unwrap_or(usize::MAX);
+        let count = fields.size();
         let (found_generation, found_unit, units) = (fields.u64(), fields.u32(), fields.u32());
         let namespace = NamespaceId::from_array(fields.array());
         let key = IndexKey { namespace, hash: BlockHash::from_array(fields.array()) };

@@ -13,9 +13,9 @@
 //!  56  8  for each checksum; for a namespace: its encoded form instead
 //! ```
 
-use super::{Damage, Kind, RecordHeader, Shape, fields::Reader};
+use super::{Damage, Kind, RecordHeader, Shape};
 use crate::{
-    block::BlockHash, limits::PARTS_MAX, map::Checksums, namespace::NamespaceId,
+    block::BlockHash, fields::Reader, limits::PARTS_MAX, map::Checksums, namespace::NamespaceId,
     nvme::index::IndexKey,
 };
 
@@ -156,8 +156,8 @@ fn decode_entry(
     let kind = Kind::of(fields.u8()).ok_or(Damage::Version)?;
     fields.skip(3);
     let (unit, units, len) = (fields.u32(), fields.u32(), fields.u32());
-    let sums = usize::try_from(fields.u32()).unwrap_or(usize::MAX);
-    let number = usize::try_from(fields.u32()).unwrap_or(usize::MAX);
+    let sums = fields.size();
+    let number = fields.size();
     let hash: [u8; 32] = fields.array();
     let payload = usize::try_from(len).unwrap_or(usize::MAX);
     let encoded = if kind == Kind::Namespace { payload } else { 0 };

@@ -18,7 +18,7 @@ fn block(sums: usize, payload: &[u8]) -> RecordHeader {
         key: key(1),
         len: u32::try_from(payload.len()).unwrap(),
         layout: 9,
-        payload_sum: xxh3_64(payload),
+        payload_sum: checksum(payload),
         parts: sums,
         sums: (0..sums).map(|sum| u64::try_from(sum).unwrap() * 3 + 1).collect(),
     }

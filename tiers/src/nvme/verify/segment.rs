@@ -7,7 +7,7 @@ use crate::{
     nvme::{
         aligned::PAGE_BYTES,
         device::SegmentId,
-        format::{Entry, Kind, Place, RecordHeader, Tombstone, layout_digest},
+        format::{Entry, Kind, Place, RecordHeader, Tombstone},
         scan::{Scanned, Scanner, Trouble, read_bytes, read_table, read_trailer},
     },
 };
@@ -183,7 +183,7 @@ impl Check<'_> {
             return Some(What::Layout);
         };
         let parts = layout.parts();
-        let right = parts.len() == header.sums.len() && layout_digest(layout) == header.layout;
+        let right = parts.len() == header.sums.len() && layout.digest() == header.layout;
         if !right {
             return Some(What::Layout);
         }

@@ -1,0 +1,15 @@
+//! The object tier: blocks in a bucket of any object store, in packs of 16 to 64 MiB.
+//!
+//! [`names`] says what lies where in the bucket, [`format`](mod@format) what its bytes mean, and
+//! [`codec`] how a block becomes fewer of them.
+//!
+//! [`bucket`] is the only door to the store: everything above it asks by name and gets exact bytes,
+//! an error that says what to do, or `Busy`.
+
+pub mod bucket;
+pub mod codec;
+pub mod format;
+mod metrics;
+pub mod names;
+
+pub use metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel};
