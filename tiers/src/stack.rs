@@ -372,6 +372,14 @@ impl Stack {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
     }
 
+    /// The stack as its tiers see it, for tests of what lies below.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn above(&self) -> Weak<dyn crate::store::Above> {
+        let above: Weak<Shared> = Arc::downgrade(&self.shared);
+        above
+    }
+
     /// The longest block that this stack can hold, in bytes.
     #[must_use]
     pub fn block_bytes_max(&self) -> u64 {

@@ -103,6 +103,75 @@ pub struct Found {
     pub location: Location,
 }
 
+/// Names a run of a tier that [`Runs`]. Later runs have higher numbers; none is used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RunId(pub u64);
+
+/// A block that lies in a run.
+#[derive(Debug, Clone)]
+pub struct RunBlock {
+    /// Its namespace.
+    pub namespace: Arc<Namespace>,
+    /// Its hash.
+    pub hash: BlockHash,
+    /// Where the tier that has the run keeps it.
+    pub location: Location,
+    /// Its bytes.
+    pub len: u32,
+    /// The checksums of its parts.
+    pub checksums: Checksums,
+}
+
+impl RunBlock {
+    /// The block at its place.
+    #[must_use]
+    pub fn wanted(&self) -> Wanted {
+        Wanted { namespace: *self.namespace.id(), hash: self.hash, location: self.location }
+    }
+}
+
+/// A tier whose blocks lie in runs, in the order of their puts, that can be copied as they are.
+///
+/// A run that is sealed does not change any more, but blocks of it may be removed or moved, and the
+/// whole run may leave at any moment: what is gone is not found, and that is no error.
+pub trait Runs: Debug + Send + Sync + 'static {
+    /// The runs that are sealed, oldest first.
+    fn sealed(&self) -> Vec<RunId>;
+
+    /// The blocks of a run, in their order; none if it is gone. Some of them may not be current: ask
+    /// [`Above::uncopied`] which of them are worth copying.
+    fn contents<'a>(&'a self, run: RunId) -> BoxFuture<'a, Result<Vec<RunBlock>>>;
+
+    /// The bytes of a block, verified; `None` if they are not there (any more).
+    fn read<'a>(&'a self, block: &'a RunBlock) -> BoxFuture<'a, Result<Option<Vec<u8>>>>;
+
+    /// Waits until a run was sealed since this was last waited for. For one who waits.
+    ///
+    /// # Cancel safety
+    /// Safe.
+    fn sealed_more<'a>(&'a self) -> BoxFuture<'a, ()>;
+
+    /// Runs that the tier would give up soon and that were not [offered](Self::offered), oldest first;
+    /// none while it has room.
+    fn next_to_leave(&self) -> Vec<RunId>;
+
+    /// Whether runs that were not offered should stay a little longer, so that their blocks can be
+    /// copied before they leave. Off at first; off again while nothing can be copied.
+    fn hold_unoffered(&self, hold: bool);
+
+    /// All of the run was copied that should be: it may leave.
+    fn offered(&self, run: RunId);
+}
+
+/// A block that one tier has and another lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Uncopied {
+    /// Its last use on the map's clock of touches; 0 before the first.
+    pub age: u64,
+    /// Whether it has been read since it was put, as far as this process knows.
+    pub reused: bool,
+}
+
 /// What a colder tier tells the stack above it, and asks of it. Calls take shard locks for a moment
 /// and never wait; the tier holds no lock of its own meanwhile.
 pub trait Above: Debug + Send + Sync + 'static {
@@ -129,6 +198,15 @@ pub trait Above: Debug + Send + Sync + 'static {
     /// Tells `visit` of every block that the map has on the tier: its place, its bytes and its last
     /// use. Walks the whole map, one shard after the other; `visit` must be short.
     fn survey(&self, tier: Tier, visit: &mut dyn FnMut(Location, u32, u64));
+
+    /// What the map says of each block that has a copy on `from` at this place and none on `to`;
+    /// `None` for all others. A copy whose put is under way counts as one that `from` has.
+    fn uncopied(&self, from: Tier, to: Tier, blocks: &[Wanted]) -> Vec<Option<Uncopied>>;
+
+    /// The tier `to` has made a copy of a block, readable from now on, from that at `from`, which may
+    /// have moved or left since. False: the map does not have the block any more, or has other bytes
+    /// under its key, or another copy on `to` by now; the tier should forget this one.
+    fn copied(&self, from: &Wanted, to: Tier, location: Location, checksums: &Checksums) -> bool;
 }
 
 /// A colder tier.

@@ -151,6 +151,8 @@ pub(crate) struct Entry {
     pub(crate) cold: [Option<Location>; 2],
     /// The put context that stored its first part, while the block has not been read; 0 for none.
     pub(crate) context: u32,
+    /// Whether it was read since it was put or found.
+    pub(crate) read: bool,
     /// Index of the eviction order it is in, within its shard.
     pub(crate) class: u16,
 }
@@ -169,6 +171,7 @@ impl Entry {
             checksums: Checksums::One(0),
             cold: [None, None],
             context: 0,
+            read: false,
             class: NO_CLASS,
         }
     }

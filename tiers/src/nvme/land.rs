@@ -195,6 +195,7 @@ impl Writer {
     fn abandon(&mut self) {
         let Some(open) = self.open.take() else { return };
         self.core.segments.update(open.id, |segment| segment.closed = true);
+        self.core.feed.sealed.notify_one();
         let done_with = Change::Indexed {
             segment: open.id,
             generation: open.generation,

@@ -148,6 +148,10 @@ pub struct NvmeMetrics {
     pub reclaimed_segments: Counter,
     /// Blocks that left because their segment was reclaimed.
     pub reclaimed_blocks: Counter,
+    /// Times that reclaiming waited for a segment to be copied.
+    pub held_reclaims: Counter,
+    /// Segments reclaimed with blocks before they were copied, although somebody copies segments.
+    pub uncopied_segments: Counter,
     /// Blocks found at the start.
     pub recovered_blocks: Counter,
     /// Entries of the index dropped at the start: their segment is gone or another one.
@@ -198,6 +202,10 @@ impl NvmeMetrics {
         let reclaimed_segments = counter("reclaimed_segments", "Segments reclaimed");
         let reclaimed_blocks =
             counter("reclaimed_blocks", "Blocks that left because their segment was reclaimed");
+        let held_reclaims =
+            counter("held_reclaims", "Times that reclaiming waited for a segment to be copied");
+        let help = "Segments reclaimed before they were copied to the object store";
+        let uncopied_segments = counter("uncopied_segments", help);
         let recovered_blocks = counter("recovered_blocks", "Blocks found at the start");
         let stale_entries =
             counter("stale_entries", "Entries of the index dropped at the start as stale");
@@ -220,6 +228,8 @@ impl NvmeMetrics {
             syncs,
             reclaimed_segments,
             reclaimed_blocks,
+            held_reclaims,
+            uncopied_segments,
             recovered_blocks,
             stale_entries,
             recovery_read_bytes,

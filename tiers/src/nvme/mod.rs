@@ -6,6 +6,7 @@
 //! get     -> the record's header and its bytes, straight into the arena; the header vouches for them
 //! remove  -> queue -> writer: tombstones into the log -> sync -> index -> answered
 //! reclaim    the oldest segments: hot blocks are appended again, the others leave
+//! runs       what the writer is done with, for whoever copies it to a colder tier
 //! start      index -> map; then what the segments hold beyond the index; then serve
 //! ```
 //! Invariants
@@ -41,6 +42,7 @@ mod reader;
 mod reclaim;
 mod recover;
 mod replay;
+mod runs;
 mod scan;
 mod seal;
 mod segments;
@@ -67,6 +69,7 @@ use self::{
     index::{Change, Index, IndexKey},
     lost::Lost,
     reader::Reads,
+    runs::Feed,
     segments::Segments,
     state::WriteState,
     writer::Op,
@@ -162,6 +165,7 @@ struct Core {
     reads: Arc<Reads>,
     /// Blocks that readers found not to be where the index says.
     lost: Lost,
+    feed: Feed,
     above: OnceLock<Weak<dyn Above>>,
     shed: Notify,
 }
@@ -198,6 +202,7 @@ impl NvmeStore {
             state: WriteState::new(metrics.clone()),
             reads: Arc::default(),
             lost: Lost::default(),
+            feed: Feed::default(),
             metrics,
             above: OnceLock::new(),
             shed: Notify::new(),
@@ -303,6 +308,7 @@ impl BlockStore for NvmeStore {
     fn close<'a>(&'a self) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             let Some(ops) = self.ops.lock().take() else { return Ok(()) };
+            self.core.feed.hold(false);
             let (done, closed) = oneshot::channel();
             let ended = || Error::new(ErrorKind::Unavailable, "close nvme: its writer has ended");
             let closing = async move {

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::{
     OpLabel, RejectLabel,
-    device::{SegmentId, SyncPoint},
+    device::{SegmentId, Space, SyncPoint},
     format::{Kind, Place, Tombstone},
     index::{Change, IndexKey, Known},
     item::Item,
@@ -52,6 +52,11 @@ const SPACE_VALID: Duration = Duration::from_millis(500);
 const RECLAIMS_IN_A_ROW: usize = 4;
 /// Segments beyond twice those that the capacity holds whole: more are merged.
 const SMALL_SEGMENTS_MAX: u64 = 64;
+
+/// What of a disk is left to others, in bytes.
+pub(super) fn floor_bytes(space: &Space) -> u64 {
+    (space.total_bytes / FLOOR_DIVISOR).min(FLOOR_BYTES_MAX)
+}
 
 /// Why nothing can be appended now.
 #[derive(Debug, Clone, Copy)]
@@ -132,8 +137,7 @@ impl Writer {
         match space {
             Ok(space) => {
                 self.space = known.or_else(|| Some((Instant::now(), space)));
-                let floor = (space.total_bytes / FLOOR_DIVISOR).min(FLOOR_BYTES_MAX);
-                let floor = if with_floor { floor } else { 0 };
+                let floor = if with_floor { floor_bytes(&space) } else { 0 };
                 let needed = self.core.config.segment_bytes.saturating_add(floor);
                 space.available_bytes >= needed
             }
@@ -191,6 +195,9 @@ impl Writer {
         }
         self.reclaiming = true;
         self.settle().await;
+        if keep == Keep::Hot {
+            self.await_offer().await;
+        }
         let done = match self.choose(keep).await {
             Some(victim) => self.empty(victim, keep).await,
             None => false,
@@ -214,7 +221,11 @@ impl Writer {
                 let dead = dead.and_then(|dead| closed.iter().position(|(id, _)| *id == dead));
                 let due =
                     closed.first().filter(|(_, s)| s.passed_over >= PASSED_OVER_MAX).map(|_| 0);
-                let chosen = dead.or(due).or_else(|| self.survey.cheapest(&closed)).unwrap_or(0);
+                let offered = |segment: &Segment| segment.offered;
+                let holds = self.core.feed.holds();
+                let offered = holds.then(|| self.survey.cheapest(&closed, offered)).flatten();
+                let cheapest = || offered.or_else(|| self.survey.cheapest(&closed, |_| true));
+                let chosen = dead.or(due).or_else(cheapest).unwrap_or(0);
                 closed.swap(0, chosen);
                 closed.truncate(1);
             }
@@ -235,6 +246,9 @@ impl Writer {
             Keep::Hot => {
                 self.move_blocks(&victim, self.survey.cold()).await;
             }
+        }
+        if self.core.feed.holds() && !victim.segment.offered && victim.segment.live_blocks > 0 {
+            self.core.metrics.uncopied_segments.inc();
         }
         self.let_go(&victim);
         self.delete(&victim)

@@ -71,6 +71,7 @@ impl Writer {
                 segment.file_bytes = file_bytes;
             }
         });
+        self.core.feed.sealed.notify_one();
     }
 
     /// Makes a segment, without looking for room.

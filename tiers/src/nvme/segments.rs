@@ -29,6 +29,8 @@ pub(super) struct Segment {
     pub(super) tombstone_bytes: u64,
     /// How often reclaiming chose a younger one.
     pub(super) passed_over: u32,
+    /// Whether all of it was copied that should be.
+    pub(super) offered: bool,
     /// Pages of records that were removed: not readable although they are there.
     pub(super) removed: HashSet<u32>,
 }
@@ -131,6 +133,11 @@ impl Segments {
         let oldest = segments.keys().next().copied();
         let mut dead = segments.iter().filter(|(id, s)| s.is_dead(Some(**id) == oldest));
         dead.next().map(|(id, _)| *id)
+    }
+
+    /// Whether there is one that was offered.
+    pub(super) fn any_offered(&self) -> bool {
+        self.0.lock().values().any(|segment| segment.closed && segment.offered)
     }
 
     /// The segment `chosen` is reclaimed and not those that are older.

@@ -55,8 +55,12 @@ impl Survey {
     }
 
     /// The segment whose room costs the least writing: what must be written again for each byte that
-    /// becomes free.
-    pub(super) fn cheapest(&self, closed: &[(SegmentId, Segment)]) -> Option<usize> {
+    /// becomes free. Among those that `may` go.
+    pub(super) fn cheapest(
+        &self,
+        closed: &[(SegmentId, Segment)],
+        may: impl Fn(&Segment) -> bool,
+    ) -> Option<usize> {
         let oldest = closed.first().map(|(id, _)| *id);
         let cost = |(id, segment): &(SegmentId, Segment)| {
             let hot = self.hot_bytes.get(id).copied().unwrap_or(0);
@@ -66,8 +70,8 @@ impl Survey {
             (u128::from(hot) << 32) / u128::from(segment.file_bytes.saturating_sub(hot).max(1))
         };
         let known = closed.iter().take_while(|(id, _)| Some(*id) <= self.newest);
-        let costs = known.map(cost).enumerate();
-        costs.min_by_key(|(_, cost)| *cost).map(|(position, _)| position)
+        let costs = known.enumerate().filter(|(_, (_, segment))| may(segment));
+        costs.min_by_key(|(_, known)| cost(known)).map(|(position, _)| position)
     }
 }
 
@@ -88,12 +92,22 @@ mod tests {
             newest: Some(SegmentId(3)),
             ..Survey::default()
         };
-        assert_eq!(survey([50, 40, 9]).cheapest(&closed), Some(1));
-        assert_eq!(survey([50, 60, 3]).cheapest(&closed), Some(2));
-        assert_eq!(survey([0, 0, 0]).cheapest(&closed), Some(0), "the oldest of equals");
-        assert_eq!(survey([100, 100, 10]).cheapest(&closed), Some(2), "all hot: the least");
+        assert_eq!(survey([50, 40, 9]).cheapest(&closed, |_| true), Some(1));
+        assert_eq!(survey([50, 60, 3]).cheapest(&closed, |_| true), Some(2));
+        assert_eq!(survey([0, 0, 0]).cheapest(&closed, |_| true), Some(0), "the oldest of equals");
+        assert_eq!(
+            survey([100, 100, 10]).cheapest(&closed, |_| true),
+            Some(2),
+            "all hot: the least"
+        );
+        let rest = survey([50, 40, 9]).cheapest(&closed, |segment| segment.file_bytes < 100);
+        assert_eq!(rest, Some(2), "of those that may go");
         let older = Survey { newest: Some(SegmentId(2)), ..survey([100, 90, 0]) };
-        assert_eq!(older.cheapest(&closed), Some(1), "of what came later nothing is known");
-        assert_eq!(Survey::default().cheapest(&closed), None);
+        assert_eq!(
+            older.cheapest(&closed, |_| true),
+            Some(1),
+            "of what came later nothing is known"
+        );
+        assert_eq!(Survey::default().cheapest(&closed, |_| true), None);
     }
 }

@@ -10,6 +10,7 @@ mod files;
 mod fixture;
 mod pipeline;
 mod rig;
+mod runs;
 mod simulation;
 
 use std::sync::Arc;

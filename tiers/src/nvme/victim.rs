@@ -79,7 +79,7 @@ impl Victim {
 
 impl Core {
     /// The records of a segment, and whether that are all of them.
-    async fn entries_of(&self, id: SegmentId, segment: &Segment) -> (Vec<Entry>, bool) {
+    pub(super) async fn entries_of(&self, id: SegmentId, segment: &Segment) -> (Vec<Entry>, bool) {
         let device = self.device.as_ref();
         let trailer = read_trailer(device, id, segment.generation, segment.file_bytes).await;
         if let Ok(Some(trailer)) = trailer

@@ -80,6 +80,8 @@ pub struct Writer {
     /// Groups and single items that could not be written so far.
     pub(super) failures: u64,
     pub(super) survey: Survey,
+    /// From when on reclaiming may wait for an offer again.
+    pub(super) hold_from: Instant,
     /// What the disk said last of its room.
     pub(super) space: Option<(Instant, Space)>,
 }
@@ -120,6 +122,7 @@ impl Writer {
             in_vain: None,
             failures: 0,
             survey: Survey::default(),
+            hold_from: Instant::now(),
             space: None,
         }
     }
@@ -134,6 +137,7 @@ impl Writer {
     pub async fn run(mut self) {
         let recovered = self.recover().await;
         self.tell.send_replace(Some(recovered));
+        self.core.feed.sealed.notify_one();
         loop {
             let core = Arc::clone(&self.core);
             let op = tokio::select! {

@@ -15,8 +15,8 @@ use super::Shared;
 use crate::{
     block::BlockKey,
     limits::SHARDS,
-    map::{Entry, Hashed, Location, Shard, removed, stored},
-    store::{Above, Found, Wanted},
+    map::{Checksums, Entry, Hashed, Location, Shard, removed, stored},
+    store::{Above, Found, Uncopied, Wanted},
     tier::Tier,
 };
 
@@ -183,6 +183,41 @@ impl Above for Shared {
             // A number below the count of shards has a shard.
             self.map.with_shard(number, |shard| shard.survey(tier, visit)).unwrap_or_default();
         }
+    }
+
+    fn uncopied(&self, from: Tier, to: Tier, blocks: &[Wanted]) -> Vec<Option<Uncopied>> {
+        let uncopied = |block: &Wanted| {
+            let at = self.at(block)?;
+            self.map.with(at, |shard| {
+                let entry = shard.entry(at)?;
+                let is_here = entry.cold(from) == Some(block.location)
+                    || self.is_being_copied(shard, at, from);
+                (is_here && entry.cold(to).is_none())
+                    .then_some(Uncopied { age: entry.age, reused: entry.read })
+            })
+        };
+        blocks.iter().map(uncopied).collect()
+    }
+
+    fn copied(&self, from: &Wanted, to: Tier, location: Location, checksums: &Checksums) -> bool {
+        let Some(at) = self.at(from) else { return false };
+        let is_kept = self.map.with(at, |shard| {
+            let Some(entry) = shard.find(at).and_then(|id| shard.get_mut(id)) else { return false };
+            // What is being put may have other bytes.
+            if entry.hottest().is_none() || entry.checksums != *checksums {
+                return false;
+            }
+            match entry.cold_mut(to) {
+                Some(place) if place.is_none() => *place = Some(location),
+                Some(_) | None => return false,
+            }
+            shard.push(stored(at.key, to));
+            true
+        });
+        if is_kept {
+            self.metrics.stored(to).inc();
+        }
+        is_kept
     }
 }
 

@@ -230,6 +230,7 @@ impl Shared {
                 return (read, None);
             };
             let unread = std::mem::take(&mut entry.context);
+            entry.read = true;
             let block = Block {
                 namespace: Arc::clone(namespace),
                 payload,
@@ -400,6 +401,7 @@ impl Shared {
             }
             block.payload.set_owner(Map::owner(at, id));
             entry.payload = Some(block.payload.clone());
+            entry.read = true;
             // Not in the order: its age does not count in the extent yet.
             entry.age = 0;
             shard.enter_order(id, slot, at.code);

@@ -19,7 +19,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     map::{Checksums, Location},
     namespace::{Namespace, NamespaceId, NamespaceTable},
-    store::{Above, BlockStore, BoxFuture, Found, Load, Outgoing, StoreUsage, Wanted},
+    store::{Above, BlockStore, BoxFuture, Found, Load, Outgoing, RunBlock, StoreUsage, Wanted},
     tier::Tier,
 };
 
@@ -130,13 +130,39 @@ impl MemoryStore {
     pub fn reclaim(&self, count: usize) {
         let mut oldest = self.copies();
         oldest.truncate(count);
+        self.let_go(&oldest);
+    }
+
+    /// Copies leave, and whoever is above is told first.
+    pub(super) fn let_go(&self, copies: &[Wanted]) {
         if let Some(above) = self.above() {
-            above.leaving(self.tier, &oldest);
+            above.leaving(self.tier, copies);
         }
         let mut blocks = self.blocks.lock();
-        for copy in oldest {
+        for copy in copies {
             blocks.remove(&copy.location.0);
         }
+    }
+
+    /// All copies with what is known of them, oldest first.
+    pub(super) fn run_blocks(&self) -> Vec<RunBlock> {
+        let blocks = self.blocks.lock();
+        let block = |(number, kept): (&NonZeroU64, &Kept)| RunBlock {
+            namespace: Arc::clone(&kept.namespace),
+            hash: kept.hash,
+            location: Location(*number),
+            len: u32::try_from(kept.bytes.len()).unwrap_or(u32::MAX),
+            checksums: kept.checksums.clone(),
+        };
+        blocks.kept.iter().map(block).collect()
+    }
+
+    /// The bytes of a copy.
+    pub(super) fn bytes_of(&self, copy: &Wanted) -> Option<Vec<u8>> {
+        let blocks = self.blocks.lock();
+        let kept = blocks.kept.get(&copy.location.0)?;
+        let is_it = kept.key() == (copy.namespace, copy.hash);
+        is_it.then(|| kept.bytes.to_vec())
     }
 
     /// Moves a copy to a new place, as a tier does that compacts; false if nobody wants it there.

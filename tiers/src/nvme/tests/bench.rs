@@ -18,7 +18,7 @@ use crate::{
     nvme::{
         NvmeConfig, NvmeMetrics, NvmeParts, NvmeStore, Recovered, device::Device, index::Index,
     },
-    store::{Above, BlockStore, Found, Load, Outgoing, Urgency, Wanted},
+    store::{Above, BlockStore, Found, Load, Outgoing, Uncopied, Urgency, Wanted},
     testing::{Arena, Fixture, MemoryIndex, VolatileDevice, block_bytes, hash_of},
     tier::Tier,
 };
@@ -261,5 +261,14 @@ impl Above for Map {
     fn survey(&self, _tier: Tier, visit: &mut dyn FnMut(Location, u32, u64)) {
         let entries = self.0.lock();
         entries.blocks.values().for_each(|(location, age)| visit(*location, 1 << 16, *age));
+    }
+
+    fn uncopied(&self, _from: Tier, _to: Tier, blocks: &[Wanted]) -> Vec<Option<Uncopied>> {
+        let ages = self.ages(Tier::Nvme, blocks).into_iter();
+        ages.map(|age| Some(Uncopied { age: age?, reused: false })).collect()
+    }
+
+    fn copied(&self, _from: &Wanted, _to: Tier, _at: Location, _sums: &Checksums) -> bool {
+        false
     }
 }
