@@ -372,6 +372,15 @@ impl Stack {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
     }
 
+    /// The tiers that have a block, hot to cold, for tests.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn tiers_of(&self, namespace: &Namespace, hash: BlockHash) -> Vec<Tier> {
+        let at = self.shared.map.hashed(namespace.index(), hash);
+        let tiers = |shard: &mut crate::map::Shard| Some(shard.entry(at)?.tiers().collect());
+        self.shared.map.with(at, tiers).unwrap_or_default()
+    }
+
     /// The stack as its tiers see it, for tests of what lies below.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]

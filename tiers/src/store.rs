@@ -203,6 +203,11 @@ pub trait Above: Debug + Send + Sync + 'static {
     /// `None` for all others. A copy whose put is under way counts as one that `from` has.
     fn uncopied(&self, from: Tier, to: Tier, blocks: &[Wanted]) -> Vec<Option<Uncopied>>;
 
+    /// The tier does not have the copies any more of whose places `is_gone` says so: they are reported
+    /// as removed and dropped from the map before this returns. Walks the whole map, one shard after the
+    /// other. Returns how many there were.
+    fn gone(&self, tier: Tier, is_gone: &mut dyn FnMut(Location) -> bool) -> u64;
+
     /// The tier `to` has made a copy of a block, readable from now on, from that at `from`, which may
     /// have moved or left since. False: the map does not have the block any more, or has other bytes
     /// under its key, or another copy on `to` by now; the tier should forget this one.

@@ -305,6 +305,20 @@ impl Shard {
         }
     }
 
+    /// Appends all copies on a tier of whose places `is_one` says so.
+    pub(crate) fn copies_on(
+        &self,
+        tier: Tier,
+        is_one: &mut dyn FnMut(Location) -> bool,
+        found: &mut Vec<(BlockKey, Location)>,
+    ) {
+        for entry in self.slab.iter().flatten() {
+            if let Some(location) = entry.cold(tier).filter(|location| is_one(*location)) {
+                found.push((entry.key, location));
+            }
+        }
+    }
+
     /// Appends the last use of what `tier` has among `count` entries from place `from` on; places
     /// beyond the last one are those from the first one on.
     pub(crate) fn ages_on(&self, tier: Tier, from: usize, count: usize, ages: &mut Vec<u64>) {

@@ -1,15 +1,53 @@
 //! The object tier: blocks in a bucket of any object store, in packs of 16 to 64 MiB.
 //!
-//! [`names`] says what lies where in the bucket, [`format`](mod@format) what its bytes mean, and
-//! [`codec`] how a block becomes fewer of them.
+//! ```text
+//! pack     sealed run of nvme -> what is worth it, in order -> encoded -> one object -> map -> log
+//! get      map -> catalog: object and place -> neighbours in one ranged GET -> decoded into the arena
+//! remove   unreadable -> log -> answered
+//! expire   too old, or too many -> reported, out of the map -> log -> long after: object deleted
+//! start    take the ordinal -> log, from the local copy or the bucket -> catalog and map
+//! ```
+//! Invariants
+//! - Only the holder of the newest epoch of an ordinal writes and deletes ([`owner`]).
+//! - A pack counts once the log names it ([`manifest_log`]); what was uploaded and is not named is
+//!   garbage. What was removed is named in the log before that is acknowledged.
+//! - Nothing is listed or asked for by HEAD to read a block. What is not there leaves the map.
+//! - The bucket may be slow, wrong or away: reads end in time, as misses; writes stop and go on later.
 //!
-//! [`bucket`] is the only door to the store: everything above it asks by name and gets exact bytes,
-//! an error that says what to do, or `Busy`.
+//! Why not one object for each block: at 2 MiB, requests cost fifteen times what they do packed, and
+//! a prefix comes in hundreds of requests. Why not packs of any blocks: what was put together is read
+//! together.
+//!
+//! [`names`] says what lies where in the bucket, [`format`](mod@format) what its bytes mean,
+//! [`codec`] how a block becomes fewer of them, and [`bucket`] is the only door to the store.
 
 pub mod bucket;
+mod catalog;
 pub mod codec;
+mod core;
+mod counts;
 pub mod format;
+mod keeper;
+pub mod local;
+pub mod manifest_log;
 mod metrics;
 pub mod names;
+pub mod owner;
+mod packer;
+mod reader;
+pub mod rebuild;
+#[cfg(test)]
+mod rig;
+mod store;
 
-pub use metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel};
+use self::core::Core;
+pub use self::{
+    core::{Clock, ObjectConfig, ObjectParts, ObjectTasks},
+    counts::PackMetrics,
+    metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel},
+    packer::ObjectAdmission,
+    store::ObjectStore,
+};
+
+#[cfg(test)]
+mod tests;

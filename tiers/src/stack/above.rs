@@ -199,6 +199,21 @@ impl Above for Shared {
         blocks.iter().map(uncopied).collect()
     }
 
+    fn gone(&self, tier: Tier, is_gone: &mut dyn FnMut(Location) -> bool) -> u64 {
+        let mut dropped = 0;
+        for number in 0..SHARDS {
+            let mut found = Vec::new();
+            let look = |shard: &mut Shard| shard.copies_on(tier, is_gone, &mut found);
+            // A number below the count of shards has a shard.
+            self.map.with_shard(number, look).unwrap_or_default();
+            for (key, location) in found {
+                dropped += 1;
+                self.drop_location(tier, self.map.hashed(key.namespace, key.hash), location);
+            }
+        }
+        dropped
+    }
+
     fn copied(&self, from: &Wanted, to: Tier, location: Location, checksums: &Checksums) -> bool {
         let Some(at) = self.at(from) else { return false };
         let is_kept = self.map.with(at, |shard| {

@@ -268,6 +268,10 @@ impl Above for Map {
         ages.map(|age| Some(Uncopied { age: age?, reused: false })).collect()
     }
 
+    fn gone(&self, _tier: Tier, _is_gone: &mut dyn FnMut(Location) -> bool) -> u64 {
+        0
+    }
+
     fn copied(&self, _from: &Wanted, _to: Tier, _at: Location, _sums: &Checksums) -> bool {
         false
     }

@@ -1,0 +1,245 @@
+//! What the parts of the tier share, and how they are put together.
+
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Arc, OnceLock, Weak},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    PackMetrics,
+    bucket::Bucket,
+    catalog::Catalog,
+    keeper::{self, Keep, Keeper},
+    names::Owner,
+    packer::{ObjectAdmission, Packer},
+    reader::Fetcher,
+    store::ObjectStore,
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    limits::MIB,
+    namespace::NamespaceTable,
+    seldom::Seldom,
+    store::{Above, Runs},
+};
+
+/// The smallest pack, in bytes: below it requests cost more than bytes.
+const PACK_BYTES_MIN: u64 = MIB;
+/// The largest pack, in bytes: two of them are in memory while they are made.
+const PACK_BYTES_MAX: u64 = 64 * MIB;
+
+/// Milliseconds since 1970.
+pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// Sizes and rules of the tier.
+#[derive(Debug, Clone)]
+pub struct ObjectConfig {
+    /// Whose packs: the cluster and the ordinal of this node.
+    pub owner: Owner,
+    /// The lasting name of this node, by which another one with its ordinal is told.
+    pub holder: String,
+    /// Directory for a copy of the log, so that a start reads little from the bucket.
+    pub local: PathBuf,
+    /// Bytes of packs that this node may have in the bucket; 0 for no limit.
+    pub capacity_bytes: u64,
+    /// How long a pack stays after it was made.
+    pub ttl: Option<Duration>,
+    /// Which blocks are stored.
+    pub admission: ObjectAdmission,
+    /// Bytes of a pack, 1 to 64 MiB.
+    pub pack_bytes: u64,
+}
+
+/// What the tier is made of.
+pub struct ObjectParts {
+    /// Where packs lie.
+    pub bucket: Arc<Bucket>,
+    /// The tier whose runs are packed.
+    pub runs: Arc<dyn Runs>,
+    /// Where the namespaces found in packs go.
+    pub namespaces: Arc<NamespaceTable>,
+    /// What it counts.
+    pub metrics: PackMetrics,
+    /// The wall clock.
+    pub clock: Clock,
+}
+
+impl fmt::Debug for ObjectParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectParts").field("bucket", &self.bucket).finish_non_exhaustive()
+    }
+}
+
+/// Whether this node may write, and in which epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holding {
+    /// Not now: it starts, or somebody else has the ordinal.
+    No,
+    /// In this epoch.
+    Epoch,
+    /// Never again.
+    Ended,
+}
+
+/// Tells whether this node may write.
+#[derive(Debug)]
+pub(super) struct EpochGate(watch::Sender<Holding>);
+
+impl EpochGate {
+    pub(super) fn hold(&self) {
+        self.0.send_replace(Holding::Epoch);
+    }
+
+    pub(super) fn lose(&self) {
+        self.0.send_replace(Holding::No);
+    }
+
+    pub(super) fn end(&self) {
+        self.0.send_replace(Holding::Ended);
+    }
+
+    /// Waits until it may; false if it never will.
+    pub(super) async fn wait(&self) -> bool {
+        let mut holding = self.0.subscribe();
+        let held = holding.wait_for(|holding| *holding != Holding::No).await;
+        held.is_ok_and(|holding| *holding == Holding::Epoch)
+    }
+
+    /// Waits until it may not.
+    pub(super) async fn lost(&self) {
+        let mut holding = self.0.subscribe();
+        // The sender lives as long as this.
+        drop(holding.wait_for(|holding| *holding != Holding::Epoch).await);
+    }
+}
+
+/// What the parts share.
+pub(super) struct Core {
+    pub(super) config: ObjectConfig,
+    pub(super) bucket: Arc<Bucket>,
+    pub(super) catalog: Catalog,
+    pub(super) namespaces: Arc<NamespaceTable>,
+    pub(super) metrics: PackMetrics,
+    pub(super) above: OnceLock<Weak<dyn Above>>,
+    pub(super) epoch: EpochGate,
+    pub(super) failed_packs: Seldom,
+    /// None once closed.
+    keeper: Mutex<Option<mpsc::Sender<Keep>>>,
+    filled: watch::Sender<bool>,
+    clock: Clock,
+}
+
+impl Core {
+    pub(super) fn above(&self) -> Option<Arc<dyn Above>> {
+        self.above.get()?.upgrade()
+    }
+
+    pub(super) fn now_unix_ms(&self) -> u64 {
+        (self.clock)()
+    }
+
+    /// All that was in the bucket is in the map.
+    pub(super) fn filled(&self) {
+        self.filled.send_replace(true);
+    }
+
+    pub(super) async fn wait_filled(&self) {
+        // The sender lives as long as this.
+        drop(self.filled.subscribe().wait_for(|filled| *filled).await);
+    }
+
+    fn keeper(&self) -> Result<mpsc::Sender<Keep>> {
+        let closed = || Error::new(ErrorKind::Unavailable, "use the closed object tier");
+        self.keeper.lock().clone().ok_or_else(closed)
+    }
+
+    /// Hands something to the keeper.
+    pub(super) async fn keep(&self, op: Keep) -> Result<()> {
+        let ended = |_op| Error::new(ErrorKind::Unavailable, "the object tier has ended");
+        self.keeper()?.send(op).await.map_err(ended)
+    }
+
+    /// Hands something to the keeper, if it has room for it.
+    pub(super) fn try_keep(&self, op: Keep) -> Result<()> {
+        let busy = |_op| Error::new(ErrorKind::Unavailable, "the object tier is busy or has ended");
+        self.keeper()?.try_send(op).map_err(busy)
+    }
+
+    /// Hands the last operation to the keeper; later ones are refused.
+    pub(super) async fn keep_last(&self, op: Keep) -> Result<()> {
+        let keeper = self.keeper.lock().take();
+        let ended = || Error::new(ErrorKind::Unavailable, "the object tier has ended");
+        keeper.ok_or_else(ended)?.send(op).await.map_err(|_op| ended())
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("config", &self.config)
+            .field("bucket", &self.bucket)
+            .field("packs", &self.catalog.totals())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The tasks of the tier: run them for as long as it is used.
+#[derive(Debug)]
+pub struct ObjectTasks {
+    fetcher: Fetcher,
+    packer: Packer,
+    keeper: Keeper,
+}
+
+impl ObjectTasks {
+    /// Reads, packs and keeps the log, until the store is closed.
+    ///
+    /// # Cancel safety
+    /// Not safe: what was uploaded and is not named yet is garbage, as with a kill.
+    pub async fn run(self) {
+        let Self { fetcher, packer, keeper } = self;
+        tokio::join!(fetcher.run(), packer.run(), keeper.run());
+    }
+}
+
+impl ObjectStore {
+    /// Makes the tier and its tasks, which do nothing before they [run](ObjectTasks::run).
+    ///
+    /// # Errors
+    /// `Invalid` for a size out of its range.
+    pub fn open(config: ObjectConfig, parts: ObjectParts) -> Result<(Arc<Self>, ObjectTasks)> {
+        let bytes = config.pack_bytes;
+        if !(PACK_BYTES_MIN..=PACK_BYTES_MAX).contains(&bytes) {
+            return Err(Error::invalid(format!(
+                "object.pack_bytes: {bytes} given, {PACK_BYTES_MIN} to {PACK_BYTES_MAX} allowed"
+            )));
+        }
+        let ObjectParts { bucket, runs, namespaces, metrics, clock } = parts;
+        let (keep, queue) = mpsc::channel(keeper::QUEUE_MAX);
+        let core = Arc::new(Core {
+            config,
+            bucket: Arc::clone(&bucket),
+            catalog: Catalog::default(),
+            namespaces,
+            metrics: metrics.clone(),
+            above: OnceLock::new(),
+            epoch: EpochGate(watch::Sender::new(Holding::No)),
+            failed_packs: Seldom::default(),
+            keeper: Mutex::new(Some(keep)),
+            filled: watch::Sender::new(false),
+            clock,
+        });
+        let (reads, fetcher) = Fetcher::new(bucket, metrics);
+        let tasks = ObjectTasks {
+            fetcher,
+            packer: Packer::new(Arc::clone(&core), runs),
+            keeper: Keeper::new(Arc::clone(&core), queue),
+        };
+        Ok((Arc::new(Self::new(core, reads)), tasks))
+    }
+}

@@ -1,0 +1,63 @@
+//! What the tier counts of packs and blocks; requests are in [`metrics`](super::metrics).
+
+use prometheus_client::{metrics::counter::Counter, registry::Registry};
+
+/// The counters of packs and their blocks.
+#[derive(Debug, Clone, Default)]
+pub struct PackMetrics {
+    /// Packs uploaded.
+    pub packs_made: Counter,
+    /// Blocks in them.
+    pub packed_blocks: Counter,
+    /// Bytes of these blocks before they were encoded.
+    pub packed_bytes: Counter,
+    /// Bytes that they take in the packs.
+    pub stored_bytes: Counter,
+    /// Packs that could not be made or uploaded; tried again.
+    pub pack_failures: Counter,
+    /// Requests for runs of blocks that were read.
+    pub read_runs: Counter,
+    /// Blocks in them.
+    pub read_run_blocks: Counter,
+    /// Reads refused because too many were waiting.
+    pub reads_refused: Counter,
+    /// Reads that took too long.
+    pub read_timeouts: Counter,
+    /// Blocks whose bytes were wrong twice.
+    pub wrong_blocks: Counter,
+    /// Packs whose objects somebody else had deleted.
+    pub lost_packs: Counter,
+    /// Packs that left: too old, or too many.
+    pub dropped_packs: Counter,
+    /// Blocks that left with them.
+    pub collected_blocks: Counter,
+    /// Objects of packs deleted.
+    pub deleted_packs: Counter,
+}
+
+impl PackMetrics {
+    /// Makes the counters and names them in `registry`.
+    pub fn register(registry: &mut Registry) -> Self {
+        let registry = registry.sub_registry_with_prefix("kvstrata_object");
+        let metrics = Self::default();
+        for (name, help, counter) in [
+            ("packs_made", "Packs uploaded", &metrics.packs_made),
+            ("packed_blocks", "Blocks in packs that were uploaded", &metrics.packed_blocks),
+            ("packed_bytes", "Bytes of these blocks", &metrics.packed_bytes),
+            ("stored_bytes", "Bytes that they take in the packs", &metrics.stored_bytes),
+            ("pack_failures", "Packs that could not be made or uploaded", &metrics.pack_failures),
+            ("read_runs", "Ranges of packs that were read", &metrics.read_runs),
+            ("read_run_blocks", "Blocks read in them", &metrics.read_run_blocks),
+            ("reads_refused", "Reads refused because too many waited", &metrics.reads_refused),
+            ("read_timeouts", "Reads that took too long", &metrics.read_timeouts),
+            ("wrong_blocks", "Blocks whose bytes were wrong twice", &metrics.wrong_blocks),
+            ("lost_packs", "Packs that somebody else had deleted", &metrics.lost_packs),
+            ("dropped_packs", "Packs that left: too old, or too many", &metrics.dropped_packs),
+            ("collected_blocks", "Blocks that left with their packs", &metrics.collected_blocks),
+            ("deleted_packs", "Objects of packs deleted", &metrics.deleted_packs),
+        ] {
+            registry.register(name, help, counter.clone());
+        }
+        metrics
+    }
+}

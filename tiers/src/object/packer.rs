@@ -1,0 +1,275 @@
+//! Packing: the blocks of a sealed run that are worth it go into packs, in the order of their puts.
+//!
+//! A run is looked at when it is sealed, again now and then while it holds blocks that were not worth
+//! it, and at last before it leaves. Nothing is gathered from elsewhere: what was put together is read
+//! together.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    sync::oneshot,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    Core,
+    catalog::{PackInfo, PackNumber},
+    format::{Block, CodingPolicy, Footer, PackBuilder, PackEntry, Refused},
+    keeper::Keep,
+};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    key::IndexKey,
+    store::{RunBlock, RunId, Runs, Uncopied, Wanted},
+    tier::Tier,
+};
+
+/// How often runs are looked at again.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a run that was looked at is left alone, unless it is about to leave.
+const LOOK_AGAIN: Duration = Duration::from_secs(120);
+/// Bytes of blocks that are read and encoded in one piece.
+const STEP_BYTES: u64 = 8 << 20;
+/// A pack that would be smaller, in parts of a full one, waits for more blocks of its run to be worth
+/// it, for as long as the run stays.
+const PACK_MIN_DIVISOR: u64 = 4;
+/// How long nothing is packed after an upload failed.
+const FAILED_PAUSE: Duration = Duration::from_secs(5);
+/// How long an upload may take.
+const UPLOAD_DEADLINE: Duration = Duration::from_secs(300);
+
+/// Which blocks are worth storing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ObjectAdmission {
+    /// Those that were read since they were put: what was read once is read again more often than not.
+    #[default]
+    Reused,
+    /// All of them.
+    All,
+}
+
+impl ObjectAdmission {
+    fn admits(self, block: Uncopied) -> bool {
+        match self {
+            Self::Reused => block.reused,
+            Self::All => true,
+        }
+    }
+}
+
+/// What is known of a run.
+#[derive(Debug, Clone, Copy)]
+struct Look {
+    at: Instant,
+    /// Every block of it that is there has been copied.
+    complete: bool,
+}
+
+/// The task that fills packs and uploads them. It ends with the keeper.
+#[derive(Debug)]
+pub(super) struct Packer {
+    core: Arc<Core>,
+    runs: Arc<dyn Runs>,
+    looks: HashMap<RunId, Look>,
+}
+
+impl Packer {
+    pub(super) fn new(core: Arc<Core>, runs: Arc<dyn Runs>) -> Self {
+        Self { core, runs, looks: HashMap::new() }
+    }
+
+    /// Packs what there is to pack, for as long as the node may write.
+    pub(super) async fn run(mut self) {
+        let mut next = Instant::now();
+        loop {
+            if !self.core.epoch.wait().await {
+                break;
+            }
+            self.runs.hold_unoffered(true);
+            tokio::select! {
+                () = self.core.epoch.lost() => {}
+                () = sleep_until(next) => {}
+                () = self.runs.sealed_more() => {}
+            }
+            next = Instant::now() + LOOK_INTERVAL;
+            if let Err(error) = self.look().await {
+                self.runs.hold_unoffered(false);
+                self.core.metrics.pack_failures.inc();
+                if let Some(left_out) = self.core.failed_packs.turn() {
+                    tracing::warn!(%error, left_out, "object packs cannot be made now");
+                }
+                next = Instant::now() + FAILED_PAUSE;
+                sleep_until(next).await;
+            }
+        }
+        self.runs.hold_unoffered(false);
+    }
+
+    /// Looks at all runs that are due.
+    async fn look(&mut self) -> Result<()> {
+        let sealed = self.runs.sealed();
+        self.looks.retain(|run, _| sealed.binary_search(run).is_ok());
+        let leaving = self.runs.next_to_leave();
+        let later = sealed.into_iter().filter(|run| !leaving.contains(run));
+        for (run, leaves) in
+            leaving.iter().map(|run| (*run, true)).chain(later.map(|run| (run, false)))
+        {
+            let due = self
+                .looks
+                .get(&run)
+                .is_none_or(|look| !look.complete && (leaves || look.at.elapsed() >= LOOK_AGAIN));
+            if due {
+                let complete = self.pack_run(run, leaves).await?;
+                self.looks.insert(run, Look { at: Instant::now(), complete });
+            }
+            if leaves || self.looks.get(&run).is_some_and(|look| look.complete) {
+                self.runs.offered(run);
+            }
+        }
+        Ok(())
+    }
+
+    /// Packs what is worth it of one run; whether nothing is left in it.
+    async fn pack_run(&mut self, run: RunId, leaves: bool) -> Result<bool> {
+        let Some(above) = self.core.above() else { return Ok(false) };
+        let blocks = self.runs.contents(run).await?;
+        let wanted: Vec<Wanted> = blocks.iter().map(RunBlock::wanted).collect();
+        let uncopied = above.uncopied(Tier::Nvme, Tier::Object, &wanted);
+        let lacking = uncopied.iter().flatten().count();
+        let admission = self.core.config.admission;
+        let mut chosen: Vec<RunBlock> = blocks
+            .into_iter()
+            .zip(uncopied)
+            .filter(|(_, uncopied)| uncopied.is_some_and(|block| admission.admits(block)))
+            .map(|(block, _)| block)
+            .collect();
+        let complete = chosen.len() == lacking;
+        let bytes: u64 = chosen.iter().map(|block| u64::from(block.len)).sum();
+        let least = self.core.config.pack_bytes / PACK_MIN_DIVISOR;
+        if chosen.is_empty() || !complete && !leaves && bytes < least {
+            return Ok(complete);
+        }
+        while !chosen.is_empty() {
+            chosen = self.pack(chosen).await?;
+        }
+        Ok(complete)
+    }
+
+    /// Makes one pack of the first of these blocks; returns those that did not fit.
+    async fn pack(&mut self, blocks: Vec<RunBlock>) -> Result<Vec<RunBlock>> {
+        let config = &self.core.config;
+        let cluster = config.owner.cluster.clone();
+        let mut builder = PackBuilder::new(cluster, config.pack_bytes, CodingPolicy::Compressed);
+        let (mut packed, mut rest) = (Vec::new(), VecDeque::from(blocks));
+        let mut is_full = false;
+        while !is_full && !rest.is_empty() {
+            let step = self.read_some(&mut rest).await?;
+            let encoded = tokio::task::spawn_blocking(move || encode(builder, step)).await;
+            let step = encoded
+                .map_err(|error| Error::new(ErrorKind::Internal, "encode a pack").because(error))?;
+            builder = step.builder;
+            packed.extend(step.packed);
+            is_full = !step.left.is_empty();
+            step.left.into_iter().rev().for_each(|block| rest.push_front(block));
+        }
+        if !packed.is_empty() {
+            self.deliver(builder, packed).await?;
+        }
+        Ok(rest.into())
+    }
+
+    /// Reads the next blocks, with their bytes. What has left since the look is left out.
+    async fn read_some(&self, rest: &mut VecDeque<RunBlock>) -> Result<Vec<(RunBlock, Vec<u8>)>> {
+        let (mut step, mut bytes) = (Vec::new(), 0);
+        while bytes < STEP_BYTES
+            && let Some(block) = rest.pop_front()
+        {
+            bytes += u64::from(block.len);
+            if let Some(payload) = self.runs.read(&block).await? {
+                step.push((block, payload));
+            }
+        }
+        Ok(step)
+    }
+
+    /// Uploads a pack and tells the map, and the keeper, who makes sure that it is found again.
+    async fn deliver(&self, builder: PackBuilder, blocks: Vec<RunBlock>) -> Result<()> {
+        let (done, number) = oneshot::channel();
+        self.core.keep(Keep::Number { done }).await?;
+        let lost = |_dropped| Error::new(ErrorKind::Unavailable, "pack without an epoch");
+        let id = number.await.map_err(lost)?;
+        let pack = builder.finish(id, self.core.now_unix_ms());
+        let (bytes, name) = (pack.bytes(), id.name(&self.core.config.owner.cluster));
+        let deadline = Instant::now() + UPLOAD_DEADLINE;
+        if let Err(error) = self.core.bucket.put(&name, pack.body, deadline).await {
+            self.core.keep(Keep::GiveUp(id)).await?;
+            return Err(error.into());
+        }
+        let footer = pack.footer;
+        self.count(&footer);
+        let created_unix_ms = footer.created_unix_ms;
+        let number =
+            self.core.catalog.insert(PackInfo { id, name, bytes, created_unix_ms }, &footer);
+        let unwanted = self.tell(number, &footer, &blocks);
+        self.core.keep(Keep::Name { footer: Box::new(footer), unwanted }).await
+    }
+
+    fn count(&self, footer: &Footer) {
+        let metrics = &self.core.metrics;
+        let sum = |of: fn(&PackEntry) -> u32| footer.entries.iter().map(|e| u64::from(of(e))).sum();
+        metrics.packs_made.inc();
+        metrics.packed_blocks.inc_by(u64::try_from(footer.entries.len()).unwrap_or(0));
+        metrics.packed_bytes.inc_by(sum(|entry| entry.len));
+        metrics.stored_bytes.inc_by(sum(|entry| entry.stored));
+    }
+
+    /// Tells the map of the blocks of a pack; those that it does not want any more: removed while they
+    /// were packed, they must not come back with the pack.
+    fn tell(&self, number: PackNumber, footer: &Footer, blocks: &[RunBlock]) -> Vec<IndexKey> {
+        let mut unwanted = Vec::new();
+        let above = self.core.above();
+        for (index, (block, entry)) in blocks.iter().zip(&footer.entries).enumerate() {
+            let Some(location) = number.location(index) else { continue };
+            let is_wanted = above.as_ref().is_some_and(|above| {
+                above.copied(&block.wanted(), Tier::Object, location, &block.checksums)
+            });
+            if !is_wanted {
+                self.core.catalog.kill(location);
+                unwanted.push(entry.key);
+            }
+        }
+        unwanted
+    }
+}
+
+/// What came of adding blocks to a pack.
+struct Step {
+    builder: PackBuilder,
+    packed: Vec<RunBlock>,
+    /// Those for which there was no room.
+    left: Vec<RunBlock>,
+}
+
+/// Adds blocks to a pack until it is full.
+fn encode(mut builder: PackBuilder, blocks: Vec<(RunBlock, Vec<u8>)>) -> Step {
+    let (mut packed, mut left) = (Vec::new(), Vec::new());
+    for (block, payload) in blocks {
+        if !left.is_empty() {
+            left.push(block);
+            continue;
+        }
+        let sums: Vec<u64> = (0..).map_while(|part| block.checksums.get(part)).collect();
+        let (namespace, hash) = (block.namespace.as_ref(), block.hash);
+        match builder.push(&Block { namespace, hash, sums: &sums, payload: &payload }) {
+            Ok(_) => packed.push(block),
+            Err(Refused::Full) => left.push(block),
+            // It stays on nvme.
+            Err(Refused::Invalid) => {}
+        }
+    }
+    Step { builder, packed, left }
+}
