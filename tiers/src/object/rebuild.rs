@@ -1,0 +1,509 @@
+//! What packs an ordinal has, from the bucket alone: its log, and the footers of packs that no
+//! object of the log names. No block is read.
+//!
+//! ```text
+//! LIST manifests -> GET from the newest back to the last base -> fold
+//! LIST packs     -> unnamed, not older than the log's last epoch: an upload that ended before it was
+//!                   named -> GET trailer, GET footer -> an orphan, adopted
+//!                -> unnamed, older: left by a holder that was fenced, or forgotten: a leftover
+//! ```
+//! Folding does not depend on the order of objects: ids of packs are never used twice, so a dropped
+//! pack stays dropped; a removal kills the key in all packs numbered before it, whenever they are
+//! named.
+//!
+//! Invariants
+//! - Orphans come back at most once. An epoch begins by naming those of all older epochs; when it says
+//!   that it has begun, what is unnamed and older is a leftover from then on. Without that rule
+//!   removals would have to be kept for ever, because a late upload could bring a key back.
+//! - What cannot be read is not guessed. A log that a newer version wrote is left alone as a whole. Where an object of the log is missing or damaged, it may have
+//!   held removals: the packs of its epoch and of older ones are forgotten, a clean miss, and nothing
+//!   is taken for an orphan or a leftover.
+//!
+//! Why the log is read backwards: names do not say which object is a base, and objects before it are
+//! about to be deleted.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Range,
+};
+
+use bytes::Bytes;
+use futures_util::{
+    FutureExt,
+    stream::{self, StreamExt, TryStreamExt},
+};
+use tokio::time::Instant;
+
+use super::{
+    bucket::{Bucket, BucketErrorKind},
+    format::{Damage, Footer, MANIFEST_BYTES_MAX, Manifest, ManifestRecord, PackTrailer},
+    local::Local,
+    names::{ManifestId, Owner, PackId, Seq},
+    owner::OwnerError,
+};
+use crate::key::IndexKey;
+
+/// Objects of the log that are read at a time.
+const MANIFESTS_AT_ONCE: usize = 16;
+/// Packs of which the footer is read at a time: two small requests each.
+const FOOTERS_AT_ONCE: usize = 32;
+/// How often the log may change while it is read: it is compacted once in many objects.
+const READ_TRIES: u32 = 4;
+/// The number of the first object in the log of an epoch.
+pub(super) const FIRST_SEQ: u64 = 1;
+
+/// A pack and what is in it, without the blocks that were removed since.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RebuiltPack {
+    /// Which.
+    pub id: PackId,
+    /// Bytes of the object.
+    pub bytes: u64,
+    /// What is in it. The places of its blocks are right, but as some may be missing it must not be
+    /// encoded.
+    pub footer: Footer,
+}
+
+/// What an ordinal has.
+#[derive(Debug, Default)]
+pub struct Rebuilt {
+    /// Its packs, in the order of their numbers.
+    pub packs: Vec<RebuiltPack>,
+    /// Packs that are not used any more, and whose objects may still be there.
+    pub dropped: Vec<PackId>,
+    /// How many of the packs no object of the log named.
+    pub adopted: usize,
+    /// Packs without a name that are not adopted.
+    pub leftovers: Vec<PackId>,
+    /// The newest epoch of which packs may be missing, because an object of the log could not be read.
+    pub lost_until: Option<u64>,
+    /// What it took.
+    pub reads: Reads,
+}
+
+/// What a rebuild read.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Reads {
+    /// Objects of the log, from the bucket.
+    pub manifests: usize,
+    /// Objects of the log, from the local directory.
+    pub cached: usize,
+    /// Footers of packs.
+    pub footers: usize,
+}
+
+/// Says what packs an ordinal has, for somebody who only looks: nothing is written, and packs that
+/// the holder is uploading at this moment may be among those adopted.
+///
+/// # Errors
+/// What the bucket says; `Unsettled` if the holder compacts its log faster than it can be read.
+///
+/// # Cancel safety
+/// Safe.
+pub async fn rebuild(
+    bucket: &Bucket,
+    owner: &Owner,
+    deadline: Instant,
+) -> Result<Rebuilt, OwnerError> {
+    let source = Source { bucket, owner, local: None, deadline };
+    let log = source.read_log().await?;
+    let folded = Folded::of(log.objects, log.lost_until);
+    let unnamed = source.find_unnamed(&folded).await?;
+    Ok(folded.into_rebuilt(unnamed, log.reads))
+}
+
+/// Where a log is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) bucket: &'a Bucket,
+    pub(super) owner: &'a Owner,
+    pub(super) local: Option<&'a Local>,
+    pub(super) deadline: Instant,
+}
+
+/// One object of a log.
+#[derive(Debug)]
+pub(super) struct LogObject {
+    pub(super) id: ManifestId,
+    pub(super) bytes: u64,
+    pub(super) records: Vec<ManifestRecord>,
+}
+
+impl LogObject {
+    /// The newer epoch whose holder closed this log with it, if it only does that.
+    pub(super) fn closed_by(&self) -> Option<u64> {
+        let [only] = self.records.as_slice() else { return None };
+        mark(only).filter(|epoch| *epoch > self.id.at.epoch)
+    }
+
+    /// The first object of the base that ends with it.
+    fn base_from(&self) -> Option<Seq> {
+        let from = self.records.iter().find_map(|record| match record {
+            ManifestRecord::Base { from } => Some(*from),
+            ManifestRecord::Pack(_)
+            | ManifestRecord::Dropped(_)
+            | ManifestRecord::Removed { .. } => None,
+        })?;
+        Some(Seq { epoch: self.id.at.epoch, seq: from.min(self.id.at.seq) })
+    }
+}
+
+/// A record that removes nothing. In the log of its own epoch: the epoch has begun, orphans of older
+/// ones are named before this. In the log of an older epoch: it is closed. No holder of that one would
+/// write it, so it cannot be taken for his.
+pub(super) fn mark_of(epoch: u64) -> ManifestRecord {
+    ManifestRecord::Removed { keys: Vec::new(), before: Seq { epoch, seq: 0 } }
+}
+
+fn mark(record: &ManifestRecord) -> Option<u64> {
+    match record {
+        ManifestRecord::Removed { keys, before } if keys.is_empty() => Some(before.epoch),
+        ManifestRecord::Removed { .. }
+        | ManifestRecord::Pack(_)
+        | ManifestRecord::Dropped(_)
+        | ManifestRecord::Base { .. } => None,
+    }
+}
+
+/// What came of reading one object.
+#[derive(Debug)]
+pub(super) enum Read {
+    There { object: LogObject, cached: bool },
+    Damaged(ManifestId),
+}
+
+/// The part of a log that counts.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    /// Oldest first: the last base and what follows it.
+    pub(super) objects: Vec<LogObject>,
+    /// The first and the last of the base among them.
+    pub(super) base: Option<(Seq, Seq)>,
+    /// What is there and counts no more.
+    pub(super) superseded: Vec<ManifestId>,
+    pub(super) lost_until: Option<u64>,
+    pub(super) reads: Reads,
+}
+
+impl Source<'_> {
+    /// Reads the log from its end back to the last base.
+    pub(super) async fn read_log(&self) -> Result<Log, OwnerError> {
+        for _ in 0..READ_TRIES {
+            match self.try_read_log().await {
+                Err(OwnerError::Bucket(error)) if error.kind() == BucketErrorKind::NotFound => {}
+                read => return read,
+            }
+        }
+        Err(OwnerError::Unsettled { ordinal: self.owner.ordinal })
+    }
+
+    async fn try_read_log(&self) -> Result<Log, OwnerError> {
+        let listed = self.bucket.list(&self.owner.manifests_prefix(), self.deadline).await?;
+        let ids = listed.iter().filter_map(|object| ManifestId::parse(&object.name));
+        let mut ids: Vec<_> = ids.map(|(_, id)| id).collect();
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        let mut walk = Walk::default();
+        // Boxed: without it the compiler does not see that this can move between threads.
+        let reads = ids.iter().map(|id| self.read_object(*id).boxed()).collect::<Vec<_>>();
+        let mut reads = stream::iter(reads).buffered(MANIFESTS_AT_ONCE);
+        while let Some(read) = reads.next().await {
+            if !walk.take(read?) {
+                break;
+            }
+        }
+        drop(reads);
+        Ok(walk.into_log(&ids))
+    }
+
+    pub(super) async fn read_object(&self, id: ManifestId) -> Result<Read, OwnerError> {
+        if let Some(local) = self.local
+            && let Some(bytes) = local.read(id).await
+            && let Ok(object) = self.decode(id, &bytes)
+        {
+            return Ok(Read::There { object, cached: true });
+        }
+        let name = id.name(&self.owner.cluster);
+        let bytes = self.bucket.get_whole(&name, MANIFEST_BYTES_MAX, self.deadline).await?;
+        let object = match self.decode(id, &bytes) {
+            Ok(object) => object,
+            Err(Damage::Version) => return Err(OwnerError::Newer { name }),
+            Err(Damage::Foreign | Damage::Checksum | Damage::Misplaced) => {
+                return Ok(Read::Damaged(id));
+            }
+        };
+        if let Some(local) = self.local {
+            local.store(id, bytes).await;
+        }
+        Ok(Read::There { object, cached: false })
+    }
+
+    /// Reads one object that must be there and whole.
+    pub(super) async fn need_object(&self, id: ManifestId) -> Result<LogObject, OwnerError> {
+        match self.read_object(id).await? {
+            Read::There { object, .. } => Ok(object),
+            Read::Damaged(id) => Err(OwnerError::Damaged { name: id.name(&self.owner.cluster) }),
+        }
+    }
+
+    fn decode(&self, id: ManifestId, bytes: &[u8]) -> Result<LogObject, Damage> {
+        let manifest = Manifest::decode(bytes)?;
+        if manifest.cluster != self.owner.cluster || manifest.id != id {
+            return Err(Damage::Misplaced);
+        }
+        let bytes = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        Ok(LogObject { id, bytes, records: manifest.records })
+    }
+
+    /// Looks for packs that no object of the log names.
+    pub(super) async fn find_unnamed(&self, folded: &Folded) -> Result<Unnamed, OwnerError> {
+        let mut found = Unnamed::default();
+        if folded.lost_until.is_some() {
+            return Ok(found);
+        }
+        let mut candidates = Vec::new();
+        for (id, bytes) in self.list_packs().await? {
+            if folded.packs.contains_key(&id) || folded.dropped.contains(&id) {
+                continue;
+            }
+            if id.epoch < folded.begun {
+                found.leftovers.push(id);
+            } else {
+                candidates.push((id, bytes));
+            }
+        }
+        let footers = candidates.into_iter().map(|(id, bytes)| self.read_footer(id, bytes).boxed());
+        let footers = footers.collect::<Vec<_>>();
+        let mut footers = stream::iter(footers).buffer_unordered(FOOTERS_AT_ONCE);
+        while let Some(footer) = footers.try_next().await? {
+            found.footers += 1;
+            match footer {
+                Ok(pack) => found.orphans.push(pack),
+                Err(id) => found.leftovers.push(id),
+            }
+        }
+        drop(footers);
+        found.orphans.sort_unstable_by_key(|pack| pack.id);
+        Ok(found)
+    }
+
+    /// The packs of the ordinal that are in the bucket, and their bytes.
+    pub(super) async fn list_packs(&self) -> Result<Vec<(PackId, u64)>, OwnerError> {
+        let listed = self.bucket.list(&self.owner.cluster.packs_prefix(), self.deadline).await?;
+        let packs = listed.iter().filter_map(|object| {
+            let (_, id) = PackId::parse(&object.name)?;
+            (id.ordinal == self.owner.ordinal).then_some((id, object.bytes))
+        });
+        Ok(packs.collect())
+    }
+
+    /// Reads the footer of a pack; only its id if it is damaged, foreign or gone.
+    async fn read_footer(
+        &self,
+        id: PackId,
+        bytes: u64,
+    ) -> Result<Result<RebuiltPack, PackId>, OwnerError> {
+        let name = id.name(&self.owner.cluster);
+        let Some(trailer_at) = bytes.checked_sub(PackTrailer::BYTES as u64) else {
+            return Ok(Err(id));
+        };
+        let Some(trailer) = self.get_if_there(&name, trailer_at..bytes).await? else {
+            return Ok(Err(id));
+        };
+        let Ok(trailer) = PackTrailer::decode(&trailer, bytes) else { return Ok(Err(id)) };
+        let Some(footer) = self.get_if_there(&name, trailer.footer_range()).await? else {
+            return Ok(Err(id));
+        };
+        let footer = trailer.footer(&footer).ok();
+        let ours = |footer: &Footer| footer.id == id && footer.cluster == self.owner.cluster;
+        let footer = footer.filter(ours).ok_or(id);
+        Ok(footer.map(|footer| RebuiltPack { id, bytes, footer }))
+    }
+
+    async fn get_if_there(
+        &self,
+        name: &str,
+        range: Range<u64>,
+    ) -> Result<Option<Bytes>, OwnerError> {
+        match self.bucket.get(name, range, self.deadline).await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == BucketErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Goes back through a log.
+#[derive(Debug, Default)]
+struct Walk {
+    /// Newest first.
+    objects: Vec<LogObject>,
+    /// The first and the last of the base, once the last is found.
+    base: Option<(Seq, Seq)>,
+    /// Whether all that counts has come.
+    whole: bool,
+    damaged: Option<ManifestId>,
+    reads: Reads,
+}
+
+impl Walk {
+    /// Takes the next older object. False if nothing older is needed, or of use.
+    fn take(&mut self, read: Read) -> bool {
+        let (object, cached) = match read {
+            Read::There { object, cached } => (object, cached),
+            Read::Damaged(id) => {
+                self.reads.manifests += 1;
+                self.damaged = Some(id);
+                return false;
+            }
+        };
+        if cached {
+            self.reads.cached += 1;
+        } else {
+            self.reads.manifests += 1;
+        }
+        if self.objects.last().is_some_and(|newer| !follows(object.id, newer.id)) {
+            return false;
+        }
+        let at = object.id.at;
+        if self.base.is_none() {
+            self.base = object.base_from().map(|from| (from, at));
+        }
+        self.objects.push(object);
+        self.whole = self.base.is_some_and(|(from, _)| from == at);
+        !self.whole
+    }
+
+    fn into_log(mut self, ids: &[ManifestId]) -> Log {
+        let oldest = self.objects.last().map(|object| object.id);
+        let from_the_start = oldest.is_none_or(|oldest| oldest.at.seq == FIRST_SEQ);
+        let all_listed = self.objects.len() == ids.len();
+        let whole = self.whole || (self.base.is_none() && all_listed && from_the_start);
+        let lost_at = self.damaged.or(oldest).filter(|_| !whole);
+        let superseded = ids.iter().copied().filter(|id| oldest.is_none_or(|oldest| *id < oldest));
+        self.objects.reverse();
+        Log {
+            superseded: superseded.collect(),
+            objects: self.objects,
+            base: self.base,
+            lost_until: lost_at.map(|id| id.at.epoch),
+            reads: self.reads,
+        }
+    }
+}
+
+/// Whether no object is missing between two.
+fn follows(older: ManifestId, newer: ManifestId) -> bool {
+    if older.at.epoch == newer.at.epoch {
+        older.at.seq.checked_add(1) == Some(newer.at.seq)
+    } else {
+        newer.at.seq == FIRST_SEQ
+    }
+}
+
+/// What a log says.
+#[derive(Debug, Default)]
+pub(super) struct Folded {
+    pub(super) packs: BTreeMap<PackId, RebuiltPack>,
+    pub(super) dropped: BTreeSet<PackId>,
+    pub(super) removed: HashMap<IndexKey, Seq>,
+    /// The newest epoch that has begun; 0 for none.
+    pub(super) begun: u64,
+    pub(super) lost_until: Option<u64>,
+}
+
+impl Folded {
+    pub(super) fn of(objects: Vec<LogObject>, lost_until: Option<u64>) -> Self {
+        let mut folded = Self { lost_until, ..Self::default() };
+        for object in objects {
+            folded.take(object);
+        }
+        folded
+    }
+
+    pub(super) fn take(&mut self, object: LogObject) {
+        for record in object.records {
+            if mark(&record) == Some(object.id.at.epoch) {
+                self.begun = self.begun.max(object.id.at.epoch);
+            }
+            match record {
+                ManifestRecord::Pack(footer) => self.take_pack(footer),
+                ManifestRecord::Dropped(id) => {
+                    self.packs.remove(&id);
+                    self.dropped.insert(id);
+                }
+                ManifestRecord::Removed { keys, before } => {
+                    note_removed(&mut self.removed, keys, before);
+                }
+                ManifestRecord::Base { .. } => {}
+            }
+        }
+    }
+
+    fn take_pack(&mut self, footer: Footer) {
+        let id = footer.id;
+        let lost = self.lost_until.is_some_and(|epoch| id.epoch <= epoch);
+        if !lost && !self.dropped.contains(&id) {
+            let bytes = footer.object_bytes();
+            self.packs.insert(id, RebuiltPack { id, bytes, footer });
+        }
+    }
+
+    /// Forgets the packs up to an epoch of which an object of the log cannot be read.
+    pub(super) fn lose(&mut self, epoch: u64) {
+        let until = self.lost_until.map_or(epoch, |lost| lost.max(epoch));
+        self.lost_until = Some(until);
+        self.packs.retain(|id, _| id.epoch > until);
+    }
+
+    pub(super) fn into_rebuilt(self, unnamed: Unnamed, reads: Reads) -> Rebuilt {
+        let reads = Reads { footers: unnamed.footers, ..reads };
+        let adopted = unnamed.orphans.len();
+        let mut packs = self.packs;
+        packs.extend(unnamed.orphans.into_iter().map(|pack| (pack.id, pack)));
+        for pack in packs.values_mut() {
+            forget_removed(pack, &self.removed);
+        }
+        Rebuilt {
+            packs: packs.into_values().collect(),
+            dropped: self.dropped.into_iter().collect(),
+            adopted,
+            leftovers: unnamed.leftovers,
+            lost_until: self.lost_until,
+            reads,
+        }
+    }
+}
+
+/// Packs that no object of the log names.
+#[derive(Debug, Default)]
+pub(super) struct Unnamed {
+    pub(super) orphans: Vec<RebuiltPack>,
+    pub(super) leftovers: Vec<PackId>,
+    /// Footers that were read.
+    pub(super) footers: usize,
+}
+
+/// Notes removals; the latest of a key counts.
+pub(super) fn note_removed(
+    removed: &mut HashMap<IndexKey, Seq>,
+    keys: impl IntoIterator<Item = IndexKey>,
+    before: Seq,
+) {
+    for key in keys {
+        let barrier = removed.entry(key).or_insert(before);
+        *barrier = before.max(*barrier);
+    }
+}
+
+/// Takes out of a pack what was removed since.
+fn forget_removed(pack: &mut RebuiltPack, removed: &HashMap<IndexKey, Seq>) {
+    if removed.is_empty() {
+        return;
+    }
+    let at = pack.id.at();
+    let stays = |key: &IndexKey| removed.get(key).is_none_or(|before| at >= *before);
+    pack.footer.entries.retain(|entry| stays(&entry.key));
+}
+
+#[cfg(test)]
+mod tests;
