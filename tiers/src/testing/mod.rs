@@ -8,6 +8,8 @@
 //! The same for the disk under the nvme tier: [`VolatileDevice`] forgets what was not synced,
 //! [`FaultyDevice`] fails on demand, and [`device_suite`] is the contract of
 //! [`crate::nvme::device::Device`].
+//!
+//! [`Mutator`] damages the inputs of decoders.
 
 mod arena;
 pub mod device_suite;
@@ -17,6 +19,7 @@ mod fixture;
 pub mod index_suite;
 mod memory;
 mod memory_index;
+mod mutator;
 mod random;
 pub mod suite;
 mod volatile;
@@ -28,6 +31,7 @@ pub use self::{
     fixture::{Fixture, block_bytes, hash_of, pack},
     memory::MemoryStore,
     memory_index::MemoryIndex,
+    mutator::Mutator,
     random::Draws,
     volatile::{SECTOR_BYTES, VolatileDevice},
 };
