@@ -8,11 +8,14 @@
 //! The same for the disk under the nvme tier: [`VolatileDevice`] forgets what was not synced,
 //! [`FaultyDevice`] fails on demand, and [`device_suite`] is the contract of
 //! [`crate::nvme::device::Device`].
+//!
+//! Under the object tier, [`FaultyObjectStore`] is a store in memory that fails on demand.
 
 mod arena;
 pub mod device_suite;
 mod faulty;
 mod faulty_device;
+mod faulty_object_store;
 mod fixture;
 pub mod index_suite;
 mod memory;
@@ -25,6 +28,7 @@ pub use self::{
     arena::Arena,
     faulty::{Fault, Faulty},
     faulty_device::{Call, DeviceFault, FaultyDevice, Flip},
+    faulty_object_store::{FaultyObjectStore, Trouble},
     fixture::{Fixture, block_bytes, hash_of, pack},
     memory::MemoryStore,
     memory_index::MemoryIndex,
