@@ -10,11 +10,13 @@
 //! [`crate::nvme::device::Device`].
 //!
 //! [`Mutator`] damages the inputs of decoders.
+//! Under the object tier, [`FaultyObjectStore`] is a store in memory that fails on demand.
 
 mod arena;
 pub mod device_suite;
 mod faulty;
 mod faulty_device;
+mod faulty_object_store;
 mod fixture;
 pub mod index_suite;
 mod memory;
@@ -28,6 +30,7 @@ pub use self::{
     arena::Arena,
     faulty::{Fault, Faulty},
     faulty_device::{Call, DeviceFault, FaultyDevice, Flip},
+    faulty_object_store::{FaultyObjectStore, Trouble},
     fixture::{Fixture, block_bytes, hash_of, pack},
     memory::MemoryStore,
     memory_index::MemoryIndex,
