@@ -8,7 +8,7 @@
 //! Promises
 //! - What a read returns has exactly the length asked for; anything else is an error. That the bytes
 //!   are the right ones is for checksums above to say.
-//! - Every call ends at its deadline, or a moment later.
+//! - Every call ends at its deadline; a failed write in parts up to a second later, to clean up.
 //! - Requests sent are at most twice those asked for, whatever the store does. It is left alone while
 //!   it is down, and noticed when it is back.
 //! - Every request is counted with how it ended, and priced.

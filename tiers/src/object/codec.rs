@@ -5,6 +5,10 @@
 //! compressed; elements of another width go through zstd as they are. What saves less than 3 % is
 //! stored raw. Ratios and speeds: `benches/codec.rs`.
 //!
+//! The high bytes are unevenly common but do not repeat in any order: a search for matches costs time
+//! and, as each one interrupts the entropy coding, space. So there zstd looks for long ones only, in
+//! the smallest table, which is still enough for runs of one byte.
+//!
 //! ```text
 //! raw           the bytes
 //! zstd          one zstd frame of the bytes
@@ -18,12 +22,18 @@
 
 use std::{borrow::Cow, fmt};
 
-use zstd::bulk::{Compressor, Decompressor};
+use zstd::{
+    bulk::{Compressor, Decompressor},
+    zstd_safe::CParameter,
+};
 
 use super::format::Damage;
 
-/// Higher levels are slower and, on the high plane, no better.
+/// Higher levels are slower and, on the high plane, worse.
 const LEVEL: i32 = 1;
+/// The shortest match that is looked for in the high plane, and the bits of the table of them: the
+/// longest and the fewest that zstd has.
+const HIGH_PLANE: [CParameter; 2] = [CParameter::MinMatch(7), CParameter::HashLog(6)];
 /// Of how many bytes one must be saved for a coding to be worth its time.
 const SAVED_DIVISOR: usize = 33;
 /// Bytes of a plane that are woven at a time.
@@ -83,11 +93,12 @@ pub fn encode(payload: &[u8], element_bytes: u8) -> (Coding, Cow<'_, [u8]>) {
     }
 }
 
-/// Encodes blocks, one after the other, in memory of its own: a zstd context, and twice the longest
+/// Encodes blocks, one after the other, in memory of its own: two zstd contexts, and twice the longest
 /// block that it has seen.
 #[derive(Default)]
 pub struct Encoder {
-    zstd: Option<Compressor<'static>>,
+    whole: Option<Compressor<'static>>,
+    plane: Option<Compressor<'static>>,
     high: Vec<u8>,
     stored: Vec<u8>,
 }
@@ -113,7 +124,7 @@ impl Encoder {
     /// One frame; the bytes of it, if they are at most `longest`.
     fn frame(&mut self, payload: &[u8], longest: usize) -> Option<usize> {
         self.stored.resize(longest, 0);
-        compress(&mut self.zstd, payload, &mut self.stored)
+        compress(&mut self.whole, &[], payload, &mut self.stored)
     }
 
     /// The low plane and a frame of the high one; the bytes of both, if they are at most `longest`.
@@ -129,7 +140,7 @@ impl Encoder {
         if let (Some(low), Some(last)) = (low.last_mut(), last.first()) {
             *low = *last;
         }
-        Some(low_bytes + compress(&mut self.zstd, &self.high, frame)?)
+        Some(low_bytes + compress(&mut self.plane, &HIGH_PLANE, &self.high, frame)?)
     }
 }
 
@@ -142,43 +153,79 @@ impl fmt::Debug for Encoder {
 /// Compresses into `out`; the bytes of the frame, if it fits.
 fn compress(
     context: &mut Option<Compressor<'static>>,
+    parameters: &[CParameter],
     payload: &[u8],
     out: &mut [u8],
 ) -> Option<usize> {
     let zstd = match context {
         Some(zstd) => zstd,
-        None => context.insert(Compressor::new(LEVEL).ok()?),
+        None => {
+            let mut zstd = Compressor::new(LEVEL).ok()?;
+            parameters.iter().try_for_each(|parameter| zstd.set_parameter(*parameter)).ok()?;
+            context.insert(zstd)
+        }
     };
     zstd.compress_to_buffer(payload, out).ok()
 }
 
-/// Decodes a block into `into`, which is as long as the block. After an error `into` holds anything.
+/// Decodes one block; see [`Decoder`], which is cheaper for many.
 ///
 /// # Errors
-/// `Misplaced` for bytes that are not a block of this length.
+/// See [`Decoder::decode`].
 ///
 /// # Blocking
-/// Computes for about a millisecond per MiB.
+/// Computes for up to a millisecond per MiB.
 pub fn decode(coding: Coding, stored: &[u8], into: &mut [u8]) -> Result<(), Damage> {
-    match coding {
-        Coding::Raw if stored.len() == into.len() => into.copy_from_slice(stored),
-        Coding::Raw => return Err(Damage::Misplaced),
-        Coding::Zstd => decompress(stored, into)?,
-        Coding::PlanesZstd => {
-            let (low, frame) =
-                stored.split_at_checked(into.len().div_ceil(2)).ok_or(Damage::Misplaced)?;
-            decompress(frame, into.get_mut(low.len()..).unwrap_or_default())?;
-            weave(low, into);
-        }
-    }
-    Ok(())
+    Decoder::default().decode(coding, stored, into)
 }
 
-/// Fills all of `into` or fails.
-fn decompress(frame: &[u8], into: &mut [u8]) -> Result<(), Damage> {
-    let mut zstd = Decompressor::new().map_err(|_no_memory| Damage::Misplaced)?;
-    let written = zstd.decompress_to_buffer(frame, into);
-    if written.is_ok_and(|written| written == into.len()) { Ok(()) } else { Err(Damage::Misplaced) }
+/// Decodes blocks, one after the other. It keeps a zstd context, about 160 KiB: making one takes as
+/// long as decoding some KiB.
+#[derive(Default)]
+pub struct Decoder {
+    zstd: Option<Decompressor<'static>>,
+}
+
+impl Decoder {
+    /// Decodes a block into `into`, which is as long as the block. After an error `into` holds
+    /// anything.
+    ///
+    /// # Errors
+    /// `Misplaced` for bytes that are not a block of this length.
+    ///
+    /// # Blocking
+    /// Computes for up to a millisecond per MiB.
+    pub fn decode(&mut self, coding: Coding, stored: &[u8], into: &mut [u8]) -> Result<(), Damage> {
+        match coding {
+            Coding::Raw if stored.len() == into.len() => into.copy_from_slice(stored),
+            Coding::Raw => return Err(Damage::Misplaced),
+            Coding::Zstd => self.decompress(stored, into)?,
+            Coding::PlanesZstd => {
+                let low_bytes = into.len().div_ceil(2);
+                let (low, frame) = stored.split_at_checked(low_bytes).ok_or(Damage::Misplaced)?;
+                self.decompress(frame, into.get_mut(low_bytes..).unwrap_or_default())?;
+                weave(low, into);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills all of `into` or fails.
+    fn decompress(&mut self, frame: &[u8], into: &mut [u8]) -> Result<(), Damage> {
+        let zstd = match &mut self.zstd {
+            Some(zstd) => zstd,
+            none => none.insert(Decompressor::new().map_err(|_no_memory| Damage::Misplaced)?),
+        };
+        let written = zstd.decompress_to_buffer(frame, into);
+        let filled = written.is_ok_and(|written| written == into.len());
+        if filled { Ok(()) } else { Err(Damage::Misplaced) }
+    }
+}
+
+impl fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Decoder")
+    }
 }
 
 /// Puts the elements of `into` together: their high bytes lie behind the room for the low ones.

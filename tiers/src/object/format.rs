@@ -87,4 +87,6 @@ fn short(bytes: usize) -> u16 {
 }
 
 #[cfg(test)]
+mod fuzz_tests;
+#[cfg(test)]
 mod tests;

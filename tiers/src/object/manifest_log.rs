@@ -64,6 +64,15 @@ pub struct LogParts {
     pub held: Ownership,
     /// Where copies of its objects are kept.
     pub local: Option<Local>,
+    object_bytes_max: u64,
+}
+
+impl LogParts {
+    /// The parts of the log of an epoch.
+    #[must_use]
+    pub fn new(bucket: Arc<Bucket>, held: Ownership, local: Option<Local>) -> Self {
+        Self { bucket, held, local, object_bytes_max: OBJECT_BYTES_MAX }
+    }
 }
 
 /// Records that make one object.
@@ -156,7 +165,7 @@ impl ManifestLog {
         let mut batch = Vec::new();
         let mut bytes = 0;
         for record in records.into_iter().flat_map(divide) {
-            if bytes + record.bytes() > OBJECT_BYTES_MAX && !batch.is_empty() {
+            if bytes + record.bytes() > self.parts.object_bytes_max && !batch.is_empty() {
                 self.queue.push_back(Batch { records: mem::take(&mut batch), now_unix_ms });
                 bytes = 0;
             }
@@ -228,7 +237,7 @@ impl ManifestLog {
     }
 
     fn source(&self, deadline: Instant) -> Source<'_> {
-        let LogParts { bucket, held, local } = &self.parts;
+        let LogParts { bucket, held, local, .. } = &self.parts;
         Source { bucket, owner: &held.owner, local: local.as_ref(), deadline }
     }
 }

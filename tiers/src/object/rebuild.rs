@@ -15,21 +15,28 @@
 //! - Orphans come back at most once. An epoch begins by naming those of all older epochs; when it says
 //!   that it has begun, what is unnamed and older is a leftover from then on. Without that rule
 //!   removals would have to be kept for ever, because a late upload could bring a key back.
-//! - What cannot be read is not guessed. A log that a newer version wrote is left alone as a whole. Where an object of the log is missing or damaged, it may have
-//!   held removals: the packs of its epoch and of older ones are forgotten, a clean miss, and nothing
-//!   is taken for an orphan or a leftover.
+//! - What cannot be read is not guessed. A log that a newer version wrote is left alone as a whole.
+//!   Where an object of the log is missing or damaged, it may have held removals: the packs of its
+//!   epoch and of older ones are forgotten, a clean miss, and nothing is taken for an orphan or a
+//!   leftover.
 //!
 //! Why the log is read backwards: names do not say which object is a base, and objects before it are
 //! about to be deleted.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod fold;
+mod walk;
 
+use std::ops::Range;
+
+use bytes::Bytes;
 use futures_util::{
     FutureExt,
     stream::{self, StreamExt, TryStreamExt},
 };
 use tokio::time::Instant;
 
+pub(super) use self::fold::{Folded, note_removed};
+use self::walk::Walk;
 use super::{
     bucket::{Bucket, BucketErrorKind},
     format::{Damage, Footer, MANIFEST_BYTES_MAX, Manifest, ManifestRecord, PackTrailer},
@@ -37,7 +44,6 @@ use super::{
     names::{ManifestId, Owner, PackId, Seq},
     owner::OwnerError,
 };
-use crate::key::IndexKey;
 
 /// Objects of the log that are read at a time.
 const MANIFESTS_AT_ONCE: usize = 16;
@@ -199,9 +205,9 @@ impl Source<'_> {
         let mut ids: Vec<_> = ids.map(|(_, id)| id).collect();
         ids.sort_unstable_by(|a, b| b.cmp(a));
         let mut walk = Walk::default();
-        let mut reads = stream::iter(ids.iter().copied())
-            .map(|id| self.read_object(id).boxed())
-            .buffered(MANIFESTS_AT_ONCE);
+        // Boxed: without it the compiler does not see that this can move between threads.
+        let reads = ids.iter().map(|id| self.read_object(*id).boxed()).collect::<Vec<_>>();
+        let mut reads = stream::iter(reads).buffered(MANIFESTS_AT_ONCE);
         while let Some(read) = reads.next().await {
             if !walk.take(read?) {
                 break;
@@ -267,22 +273,17 @@ impl Source<'_> {
                 candidates.push((id, bytes));
             }
         }
-        let mut footers = stream::iter(candidates)
-            .map(|(id, bytes)| {
-                let read = async move {
-                    let footer = self.read_footer(id, bytes).await?;
-                    Ok::<_, OwnerError>((id, bytes, footer))
-                };
-                read.boxed()
-            })
-            .buffer_unordered(FOOTERS_AT_ONCE);
-        while let Some((id, bytes, footer)) = footers.try_next().await? {
+        let footers = candidates.into_iter().map(|(id, bytes)| self.read_footer(id, bytes).boxed());
+        let footers = footers.collect::<Vec<_>>();
+        let mut footers = stream::iter(footers).buffer_unordered(FOOTERS_AT_ONCE);
+        while let Some(footer) = footers.try_next().await? {
             found.footers += 1;
             match footer {
-                Some(footer) => found.orphans.push(RebuiltPack { id, bytes, footer }),
-                None => found.leftovers.push(id),
+                Ok(pack) => found.orphans.push(pack),
+                Err(id) => found.leftovers.push(id),
             }
         }
+        drop(footers);
         found.orphans.sort_unstable_by_key(|pack| pack.id);
         Ok(found)
     }
@@ -297,163 +298,38 @@ impl Source<'_> {
         Ok(packs.collect())
     }
 
-    /// The footer of a pack; `None` if it is damaged, foreign or gone.
-    async fn read_footer(&self, id: PackId, bytes: u64) -> Result<Option<Footer>, OwnerError> {
+    /// Reads the footer of a pack; only its id if it is damaged, foreign or gone.
+    async fn read_footer(
+        &self,
+        id: PackId,
+        bytes: u64,
+    ) -> Result<Result<RebuiltPack, PackId>, OwnerError> {
         let name = id.name(&self.owner.cluster);
         let Some(trailer_at) = bytes.checked_sub(PackTrailer::BYTES as u64) else {
-            return Ok(None);
+            return Ok(Err(id));
         };
-        let get = async |range| match self.bucket.get(&name, range, self.deadline).await {
+        let Some(trailer) = self.get_if_there(&name, trailer_at..bytes).await? else {
+            return Ok(Err(id));
+        };
+        let Ok(trailer) = PackTrailer::decode(&trailer, bytes) else { return Ok(Err(id)) };
+        let Some(footer) = self.get_if_there(&name, trailer.footer_range()).await? else {
+            return Ok(Err(id));
+        };
+        let footer = trailer.footer(&footer).ok();
+        let ours = |footer: &Footer| footer.id == id && footer.cluster == self.owner.cluster;
+        let footer = footer.filter(ours).ok_or(id);
+        Ok(footer.map(|footer| RebuiltPack { id, bytes, footer }))
+    }
+
+    async fn get_if_there(
+        &self,
+        name: &str,
+        range: Range<u64>,
+    ) -> Result<Option<Bytes>, OwnerError> {
+        match self.bucket.get(name, range, self.deadline).await {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == BucketErrorKind::NotFound => Ok(None),
-            Err(error) => Err(OwnerError::from(error)),
-        };
-        let Some(trailer) = get(trailer_at..bytes).await? else { return Ok(None) };
-        let Ok(trailer) = PackTrailer::decode(&trailer, bytes) else { return Ok(None) };
-        let Some(footer) = get(trailer.footer_range()).await? else { return Ok(None) };
-        let footer = trailer.footer(&footer).ok();
-        Ok(footer.filter(|footer| footer.id == id && footer.cluster == self.owner.cluster))
-    }
-}
-
-/// Goes back through a log.
-#[derive(Debug, Default)]
-struct Walk {
-    /// Newest first.
-    objects: Vec<LogObject>,
-    /// The first and the last of the base, once the last is found.
-    base: Option<(Seq, Seq)>,
-    /// Whether all that counts has come.
-    whole: bool,
-    damaged: Option<ManifestId>,
-    reads: Reads,
-}
-
-impl Walk {
-    /// Takes the next older object. False if nothing older is needed, or of use.
-    fn take(&mut self, read: Read) -> bool {
-        let (object, cached) = match read {
-            Read::There { object, cached } => (object, cached),
-            Read::Damaged(id) => {
-                self.reads.manifests += 1;
-                self.damaged = Some(id);
-                return false;
-            }
-        };
-        if cached {
-            self.reads.cached += 1;
-        } else {
-            self.reads.manifests += 1;
-        }
-        if self.objects.last().is_some_and(|newer| !follows(object.id, newer.id)) {
-            return false;
-        }
-        let at = object.id.at;
-        if self.base.is_none() {
-            self.base = object.base_from().map(|from| (from, at));
-        }
-        self.objects.push(object);
-        self.whole = self.base.is_some_and(|(from, _)| from == at);
-        !self.whole
-    }
-
-    fn into_log(mut self, ids: &[ManifestId]) -> Log {
-        let oldest = self.objects.last().map(|object| object.id);
-        let from_the_start = oldest.is_none_or(|oldest| oldest.at.seq == FIRST_SEQ);
-        let all_listed = self.objects.len() == ids.len();
-        let whole = self.whole || (self.base.is_none() && all_listed && from_the_start);
-        let lost_at = self.damaged.or(oldest).filter(|_| !whole);
-        let superseded = ids.iter().copied().filter(|id| oldest.is_none_or(|oldest| *id < oldest));
-        self.objects.reverse();
-        Log {
-            superseded: superseded.collect(),
-            objects: self.objects,
-            base: self.base,
-            lost_until: lost_at.map(|id| id.at.epoch),
-            reads: self.reads,
-        }
-    }
-}
-
-/// Whether no object is missing between two.
-fn follows(older: ManifestId, newer: ManifestId) -> bool {
-    if older.at.epoch == newer.at.epoch {
-        older.at.seq.checked_add(1) == Some(newer.at.seq)
-    } else {
-        newer.at.seq == FIRST_SEQ
-    }
-}
-
-/// What a log says.
-#[derive(Debug, Default)]
-pub(super) struct Folded {
-    pub(super) packs: BTreeMap<PackId, RebuiltPack>,
-    pub(super) dropped: BTreeSet<PackId>,
-    pub(super) removed: HashMap<IndexKey, Seq>,
-    /// The newest epoch that has begun; 0 for none.
-    pub(super) begun: u64,
-    pub(super) lost_until: Option<u64>,
-}
-
-impl Folded {
-    pub(super) fn of(objects: Vec<LogObject>, lost_until: Option<u64>) -> Self {
-        let mut folded = Self { lost_until, ..Self::default() };
-        for object in objects {
-            folded.take(object);
-        }
-        folded
-    }
-
-    pub(super) fn take(&mut self, object: LogObject) {
-        for record in object.records {
-            if mark(&record) == Some(object.id.at.epoch) {
-                self.begun = self.begun.max(object.id.at.epoch);
-            }
-            match record {
-                ManifestRecord::Pack(footer) => self.take_pack(footer),
-                ManifestRecord::Dropped(id) => {
-                    self.packs.remove(&id);
-                    self.dropped.insert(id);
-                }
-                ManifestRecord::Removed { keys, before } => {
-                    note_removed(&mut self.removed, keys, before);
-                }
-                ManifestRecord::Base { .. } => {}
-            }
-        }
-    }
-
-    fn take_pack(&mut self, footer: Footer) {
-        let id = footer.id;
-        let lost = self.lost_until.is_some_and(|epoch| id.epoch <= epoch);
-        if !lost && !self.dropped.contains(&id) {
-            let bytes = footer.object_bytes();
-            self.packs.insert(id, RebuiltPack { id, bytes, footer });
-        }
-    }
-
-    /// Forgets the packs up to an epoch of which an object of the log cannot be read.
-    pub(super) fn lose(&mut self, epoch: u64) {
-        let until = self.lost_until.map_or(epoch, |lost| lost.max(epoch));
-        self.lost_until = Some(until);
-        self.packs.retain(|id, _| id.epoch > until);
-    }
-
-    pub(super) fn into_rebuilt(self, unnamed: Unnamed, reads: Reads) -> Rebuilt {
-        let reads = Reads { footers: unnamed.footers, ..reads };
-        let adopted = unnamed.orphans.len();
-        let mut packs = self.packs;
-        packs.extend(unnamed.orphans.into_iter().map(|pack| (pack.id, pack)));
-        for pack in packs.values_mut() {
-            forget_removed(pack, &self.removed);
-        }
-        Rebuilt {
-            packs: packs.into_values().collect(),
-            dropped: self.dropped.into_iter().collect(),
-            adopted,
-            leftovers: unnamed.leftovers,
-            lost_until: self.lost_until,
-            reads,
+            Err(error) => Err(error.into()),
         }
     }
 }
@@ -467,24 +343,5 @@ pub(super) struct Unnamed {
     pub(super) footers: usize,
 }
 
-/// Notes removals; the latest of a key counts.
-pub(super) fn note_removed(
-    removed: &mut HashMap<IndexKey, Seq>,
-    keys: impl IntoIterator<Item = IndexKey>,
-    before: Seq,
-) {
-    for key in keys {
-        let barrier = removed.entry(key).or_insert(before);
-        *barrier = before.max(*barrier);
-    }
-}
-
-/// Takes out of a pack what was removed since.
-fn forget_removed(pack: &mut RebuiltPack, removed: &HashMap<IndexKey, Seq>) {
-    if removed.is_empty() {
-        return;
-    }
-    let at = pack.id.at();
-    let stays = |key: &IndexKey| removed.get(key).is_none_or(|before| at >= *before);
-    pack.footer.entries.retain(|entry| stays(&entry.key));
-}
+#[cfg(test)]
+mod tests;

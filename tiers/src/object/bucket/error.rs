@@ -171,7 +171,10 @@ impl Fault {
         if words.contains("InternalError") {
             return Self { transient: true, down: true, ..failed };
         }
-        if words.contains("non-partial response") {
+        if words.contains("Wanted range starting at") {
+            return Self::damaged("the object ends before".to_owned(), false);
+        }
+        if words.contains("non-partial response") || words.contains("Requested ") {
             return Self::damaged("not the range that was asked for".to_owned(), true);
         }
         match transport(error) {

@@ -2,6 +2,8 @@
 //! itself. What fails is aborted, so that no parts stay behind; only after a crash do they, until the
 //! bucket's lifecycle rule removes them.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{
@@ -9,7 +11,6 @@ use object_store::{
     multipart::{MultipartStore, PartId},
     path::Path,
 };
-use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{
@@ -23,7 +24,7 @@ use crate::object::metrics::{OpLabel, OutcomeLabel};
 /// Parts of one object under way: enough to hide the latency, few enough to leave places to reads.
 const PARTS_IN_FLIGHT: usize = 4;
 /// How long aborting may take, behind the deadline too: parts that stay cost money.
-const ABORT_DEADLINE: Duration = Duration::from_secs(5);
+pub(super) const ABORT_DEADLINE: Duration = Duration::from_secs(1);
 
 /// An object on its way.
 pub(super) struct Upload<'a> {

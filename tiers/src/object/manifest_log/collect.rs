@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::{
     FutureExt,
-    stream::{self, StreamExt, TryStreamExt},
+    stream::{self, StreamExt},
 };
 use tokio::time::Instant;
 
@@ -56,12 +56,14 @@ impl ManifestLog {
         }
         self.check_still_owner(deadline).await?;
         let cluster = &self.parts.held.owner.cluster;
-        self.delete(packs.iter().map(|id| id.name(cluster)).collect(), deadline).await?;
+        let names = packs.iter().map(|id| id.name(cluster)).collect();
+        self.delete(names, deadline).await?;
         for pack in &packs {
             self.dropped.remove(pack);
         }
         let cluster = &self.parts.held.owner.cluster;
-        self.delete(manifests.iter().map(|id| id.name(cluster)).collect(), deadline).await?;
+        let names = manifests.iter().map(|id| id.name(cluster)).collect();
+        self.delete(names, deadline).await?;
         self.doomed.retain(|(id, _)| !manifests.contains(id));
         if let Some(local) = self.parts.local.as_ref().filter(|_| !manifests.is_empty()) {
             local.keep_only(self.window.iter().map(|(id, _)| *id).collect()).await;
@@ -109,11 +111,13 @@ impl ManifestLog {
     }
 
     async fn delete(&self, names: Vec<String>, deadline: Instant) -> Result<(), OwnerError> {
-        let bucket = &self.parts.bucket;
-        let deletes = stream::iter(names)
-            .map(|name| async move { bucket.delete(&name, deadline).await }.boxed())
-            .buffer_unordered(DELETES_AT_ONCE);
-        deletes.try_for_each(|()| std::future::ready(Ok(()))).await?;
+        // Boxed: without it the compiler does not see that this can move between threads.
+        let deletes = names.iter().map(|name| self.parts.bucket.delete(name, deadline).boxed());
+        let deletes = deletes.collect::<Vec<_>>();
+        let mut deletes = stream::iter(deletes).buffer_unordered(DELETES_AT_ONCE);
+        while let Some(deleted) = deletes.next().await {
+            deleted?;
+        }
         Ok(())
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use tokio::time::Instant;
 
-use super::{KEYS_MAX, ManifestLog, OBJECT_BYTES_MAX, TAIL_OBJECTS_MAX, TAIL_OBJECTS_MIN};
+use super::{KEYS_MAX, ManifestLog, TAIL_OBJECTS_MAX, TAIL_OBJECTS_MIN};
 use crate::{
     key::IndexKey,
     object::{
@@ -41,8 +41,8 @@ pub(super) struct Compaction {
 
 impl Compaction {
     /// The object to read next, unless there is enough for one to write.
-    fn next_source(&self) -> Option<ManifestId> {
-        self.sources.front().copied().filter(|_| self.part_bytes < OBJECT_BYTES_MAX)
+    fn next_source(&self, enough: u64) -> Option<ManifestId> {
+        self.sources.front().copied().filter(|_| self.part_bytes < enough)
     }
 
     /// Says again what counts of the first source and is not said yet.
@@ -122,7 +122,8 @@ impl ManifestLog {
         if self.compaction.is_none() {
             self.compaction = Some(self.begin_compaction());
         }
-        while let Some(id) = self.compaction.as_ref().and_then(Compaction::next_source) {
+        let enough = self.parts.object_bytes_max;
+        while let Some(id) = self.compaction.as_ref().and_then(|it| it.next_source(enough)) {
             let object = self.source(deadline).need_object(id).await?;
             if let Some(compaction) = &mut self.compaction {
                 compaction.say_again(object.records, &self.packs);

@@ -33,7 +33,7 @@ pub async fn adopt(
     deadline: Instant,
 ) -> Result<(ManifestLog, Rebuilt), OwnerError> {
     let held = open_epoch(&bucket, owner, holder, now_unix_ms, deadline).await?;
-    ManifestLog::open(LogParts { bucket, held, local }, now_unix_ms, deadline).await
+    ManifestLog::open(LogParts::new(bucket, held, local), now_unix_ms, deadline).await
 }
 
 /// Closed logs of which the last object is kept: as many starts as an older holder may sleep through.
@@ -64,7 +64,7 @@ impl ManifestLog {
         now_unix_ms: u64,
         deadline: Instant,
     ) -> Result<(Self, Rebuilt), OwnerError> {
-        let LogParts { bucket, held, local } = &parts;
+        let LogParts { bucket, held, local, .. } = &parts;
         if let Some(local) = local {
             clear_if_foreign(local, bucket, held, deadline).await?;
         }
@@ -122,7 +122,7 @@ impl ManifestLog {
 
     /// What follows once the epoch has begun, and may fail.
     async fn settle_down(&self, deadline: Instant) {
-        let LogParts { bucket, held, local } = &self.parts;
+        let LogParts { bucket, held, local, .. } = &self.parts;
         if let Err(error) = forget_old_epochs(bucket, held, deadline).await {
             warn!(%error, "old epochs of the object tier stay in the bucket");
         }
