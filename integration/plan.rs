@@ -203,6 +203,37 @@ fn plan_prints_tables_and_writes_charts() {
 }
 
 #[test]
+fn plan_tells_what_an_object_tier_costs() {
+    let path = examples().join("sample-trace.jsonl.zst");
+    let args = [
+        "plan",
+        path.to_str().unwrap(),
+        "--capacities=10%",
+        "--block-bytes=1MiB",
+        "--tiers=dram=5%,nvme=10%,object=unlimited",
+        "--object",
+        "--object-prices=get=1",
+    ];
+    let json = kvstrata_ok(&[&args[..], &["--json"]].concat());
+    let report: Value = serde_json::from_str(&json).unwrap();
+    let (tier, bill) = (&report["tiers"][2], &report["object"]);
+    // Everything is written once: the tier is never full.
+    assert_eq!(tier["insertions"], report["blocks_unique"]);
+    let stored = report["blocks_unique"].as_u64().unwrap() << 20;
+    assert_eq!(bill["stored_bytes"], stored);
+    let share = |of: &str, all: &str| bill[of].as_f64().unwrap() / tier[all].as_f64().unwrap();
+    // The same month for both.
+    let months = share("read_bytes", "hits") / share("written_bytes", "insertions");
+    assert!((months - 1.0).abs() < 1e-6, "{months}");
+    let gets = bill["gets"].as_f64().unwrap();
+    assert!(gets > 0.0 && (bill["get_cost"].as_f64().unwrap() - gets / 1000.0).abs() < 1e-6);
+    let text = kvstrata_ok(&args);
+    for expected in ["writing requests", "GiB stored", "40.3"] {
+        assert!(text.contains(expected), "{expected} missing in\n{text}");
+    }
+}
+
+#[test]
 fn plan_refuses_what_it_cannot_use_and_says_why() {
     let path = examples().join("sample-trace.jsonl.zst");
     let path = path.to_str().unwrap();
@@ -212,6 +243,9 @@ fn plan_refuses_what_it_cannot_use_and_says_why() {
         (vec!["plan", path, "--capacities", "12"], "capacity: 12 given"),
         (vec!["plan", path, "--model", "gpt-9"], "llama-3-70b"),
         (vec!["plan", path, "--tiers", "ram=1%"], "dram=CAPACITY"),
+        (vec!["plan", path, "--tiers", "dram=1%", "--object"], "add object=CAPACITY"),
+        (vec!["plan", path, "--tiers", "object=9%", "--object"], "--block-bytes"),
+        (vec!["plan", path, "--tiers", "object=9%", "--object", "--object-prices", "x"], "x given"),
         (vec!["plan", path, "--policies", "fifo"], "one of lru, s3fifo, arc, opt"),
         (vec!["gen-trace", "/nowhere/x", "--sessions", "0"], "sessions: 0 given, 1 to 100000"),
         (vec!["gen-trace", "/nowhere/x", "--sessions", "1"], "/nowhere/x"),

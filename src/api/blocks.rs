@@ -334,7 +334,7 @@ impl Node {
         self.tasks.spawn("prefetch", async move {
             let _permit = permit;
             let deadline = Instant::now() + GET_DEADLINE_DEFAULT;
-            let promotions = stack.promotions();
+            let promotions = stack.promotions_ahead();
             let load = async |hash| {
                 let _turn = turns.acquire().await;
                 stack.get_within(&promotions, &namespace, hash, &[], deadline).await

@@ -14,7 +14,7 @@ pub use self::capacity::{Capacity, TierCapacity};
 use self::report::{Report, Row, TierRow};
 use super::stdout;
 use crate::{
-    sim::{self, Opt, Policy, simulate_tiers, sweep},
+    sim::{self, Opt, Policy, Prices, TiersOutcome, simulate_tiers, sweep},
     trace::{
         ReadOptions, TimeUnit, Trace,
         model::{KvType, Model},
@@ -24,6 +24,7 @@ use crate::{
 
 mod capacity;
 mod chart;
+mod object;
 mod report;
 
 const EXAMPLES: &str = "\
@@ -32,6 +33,9 @@ Examples:
     kvstrata plan trace.jsonl.zst
   How much memory does Llama-3-70B need for this traffic?
     kvstrata plan trace.jsonl.zst --model llama-3-70b --capacities 64GiB,256GiB,1TiB
+  What would an object tier cost in a month?
+    kvstrata plan trace.jsonl.zst --model llama-3-70b --object \\
+        --tiers dram=64GiB,nvme=1TiB,object=unlimited
   What would each tier serve, as a chart:
     kvstrata plan trace.jsonl.zst --tiers dram=1%,nvme=10%,object=unlimited --svg charts/
 
@@ -60,6 +64,15 @@ pub struct Args {
     /// Inclusive tiers, hot to cold, each run with LRU: dram=1%,nvme=10%,object=unlimited
     #[arg(long, value_delimiter = ',')]
     pub tiers: Vec<TierCapacity>,
+
+    /// Tell what the object tier costs in a month; needs it in --tiers, and the bytes of a block
+    #[arg(long, requires = "tiers")]
+    pub object: bool,
+
+    /// Prices of the object store: of 1000 writing and of 1000 reading requests, and of a GiB for a
+    /// month
+    #[arg(long, requires = "object", default_value_t, value_name = "put=P,get=P,gib=P")]
+    pub object_prices: Prices,
 
     /// Express blocks in GiB of this model's KV, for example llama-3-8b or deepseek-v3
     #[arg(long, conflicts_with = "block_bytes")]
@@ -122,6 +135,11 @@ fn report(args: &Args) -> Result<Report> {
     let trace = read(&args.trace, &options)?;
     spinner.finish_and_clear();
     let block_bytes = block_bytes(args, &trace);
+    let hierarchy = Hierarchy::simulate(&args.tiers, &trace, block_bytes)?;
+    let object = match args.object {
+        true => Some(object::bill(args, &trace, &hierarchy, block_bytes)?),
+        false => None,
+    };
     Ok(Report {
         trace: trace.name().to_owned(),
         format: trace.format().to_string(),
@@ -135,7 +153,8 @@ fn report(args: &Args) -> Result<Report> {
         block_bytes,
         policies: args.policies.iter().map(|policy| policy.name()).collect(),
         rows: rows(args, &trace, block_bytes)?,
-        tiers: tier_rows(&args.tiers, &trace, block_bytes)?,
+        tiers: tier_rows(&args.tiers, &trace, &hierarchy, block_bytes),
+        object,
     })
 }
 
@@ -175,14 +194,28 @@ fn rows(args: &Args, trace: &Trace, block_bytes: Option<u64>) -> Result<Vec<Row>
     Ok(labels.iter().zip(&cells).zip(&outcomes).map(row).collect())
 }
 
+/// The tiers that were asked for, and what they did.
+struct Hierarchy {
+    /// Capacities.
+    blocks: Vec<u32>,
+    outcome: TiersOutcome,
+}
+
+impl Hierarchy {
+    fn simulate(tiers: &[TierCapacity], trace: &Trace, block_bytes: Option<u64>) -> Result<Self> {
+        let blocks = tiers.iter().map(|tier| tier.capacity.blocks(trace, block_bytes));
+        let blocks = blocks.collect::<Result<Vec<_>>>()?;
+        let outcome = simulate_tiers(trace, &blocks);
+        Ok(Self { blocks, outcome })
+    }
+}
+
 fn tier_rows(
     tiers: &[TierCapacity],
     trace: &Trace,
+    Hierarchy { blocks, outcome }: &Hierarchy,
     block_bytes: Option<u64>,
-) -> Result<Vec<TierRow>> {
-    let blocks = tiers.iter().map(|tier| tier.capacity.blocks(trace, block_bytes));
-    let blocks = blocks.collect::<Result<Vec<_>>>()?;
-    let outcome = simulate_tiers(trace, &blocks);
+) -> Vec<TierRow> {
     let counts = blocks.iter().zip(outcome.hits.iter().zip(&outcome.insertions));
     let row =
         |(tier, (blocks, (hits, insertions))): (&TierCapacity, (&u32, (&u64, &u64)))| TierRow {
@@ -195,7 +228,7 @@ fn tier_rows(
             insertions: *insertions,
             insertions_per_block: sim::ratio(*insertions, u64::from(trace.blocks_unique())),
         };
-    Ok(tiers.iter().zip(counts).map(row).collect())
+    tiers.iter().zip(counts).map(row).collect()
 }
 
 /// A bar over block references, on stderr and only if that is a terminal.

@@ -19,6 +19,8 @@ pub struct StoreGauges {
     nvme_capacity_bytes: Gauge,
     nvme_used_bytes: Gauge,
     nvme_blocks: Gauge,
+    object_used_bytes: Gauge,
+    object_blocks: Gauge,
 }
 
 impl StoreGauges {
@@ -26,7 +28,7 @@ impl StoreGauges {
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let gauges = Self::default();
-        let counts: [(&str, &str, &Gauge); 4] = [
+        let counts: [(&str, &str, &Gauge); 5] = [
             (
                 "demote_queue_blocks",
                 "Blocks that wait to be copied to nvme",
@@ -35,11 +37,12 @@ impl StoreGauges {
             ("dram_blocks", "Readable blocks in dram", &gauges.dram_blocks),
             ("index_blocks", "Blocks in the index, on all tiers", &gauges.index_blocks),
             ("nvme_blocks", "Readable blocks on nvme", &gauges.nvme_blocks),
+            ("object_blocks", "Readable blocks in the object store", &gauges.object_blocks),
         ];
         for (name, help, gauge) in counts {
             registry.register(name, help, gauge.clone());
         }
-        let bytes: [(&str, &str, &Gauge); 6] = [
+        let bytes: [(&str, &str, &Gauge); 7] = [
             ("dram_capacity", "Memory of the dram tier", &gauges.dram_capacity_bytes),
             ("dram_used", "Memory of the dram tier in use, whatever for", &gauges.dram_used_bytes),
             ("index", "Memory of the index", &gauges.index_bytes),
@@ -49,6 +52,11 @@ impl StoreGauges {
                 &gauges.nvme_capacity_bytes,
             ),
             ("nvme_used", "Records on nvme, dead ones too", &gauges.nvme_used_bytes),
+            (
+                "object_used",
+                "Packs of this node in the object store, dead blocks too",
+                &gauges.object_used_bytes,
+            ),
             (
                 "staging",
                 "Memory of puts in flight, and of removed blocks that are still read",
@@ -65,8 +73,11 @@ impl StoreGauges {
     pub fn show(&self, stack: &Stack) {
         let usage = stack.usage();
         let colder = stack.colder_usage();
-        let nvme = colder.iter().find(|(tier, _)| *tier == Tier::Nvme);
-        let nvme = nvme.map(|(_, usage)| *usage).unwrap_or_default();
+        let usage_of = |tier| {
+            let found = colder.iter().find(|(other, _)| *other == tier);
+            found.map(|(_, usage)| *usage).unwrap_or_default()
+        };
+        let (nvme, object) = (usage_of(Tier::Nvme), usage_of(Tier::Object));
         let pairs = [
             (&self.dram_capacity_bytes, usage.dram_capacity_bytes),
             (&self.dram_used_bytes, usage.dram_used_bytes),
@@ -78,6 +89,8 @@ impl StoreGauges {
             (&self.nvme_capacity_bytes, nvme.capacity_bytes),
             (&self.nvme_used_bytes, nvme.used_bytes),
             (&self.nvme_blocks, nvme.blocks),
+            (&self.object_used_bytes, object.used_bytes),
+            (&self.object_blocks, object.blocks),
         ];
         for (gauge, value) in pairs {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));

@@ -150,7 +150,7 @@ async fn feed(trace: &Trace, queues: &[mpsc::Sender<usize>]) {
 
 /// How many blocks the tiers can hold together; `None` if nothing had to leave the coldest of them.
 fn capacity_blocks(before: &Stats, after: &Stats) -> Option<u64> {
-    let tiers = || [Tier::Dram, Tier::Nvme].into_iter().filter_map(|tier| after.tier(tier));
+    let tiers = || Tier::ALL.into_iter().filter_map(|tier| after.tier(tier));
     let coldest = tiers().next_back()?;
     let earlier = before.tiers.iter().find(|tier| tier.tier == coldest.tier);
     let evicted_before = earlier.map_or(0, |tier| tier.evicted_blocks);
@@ -158,6 +158,10 @@ fn capacity_blocks(before: &Stats, after: &Stats) -> Option<u64> {
         return None;
     }
     let blocks = tiers().map(|tier| {
+        if tier.capacity_bytes == 0 {
+            // It has no bound of its own: what it holds is what it was let have.
+            return tier.blocks;
+        }
         let slot_bytes = (tier.used_bytes / tier.blocks.max(1)).max(1);
         tier.capacity_bytes / slot_bytes
     });

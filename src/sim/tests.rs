@@ -72,6 +72,15 @@ fn model_opt(requests: &[Vec<u32>], capacity: usize) -> Outcome {
     Outcome { references, hits, insertions }
 }
 
+#[test]
+fn hits_of_a_tier_are_counted_in_stretches() {
+    // The tail of the first request is pushed out of the hot tier by the second.
+    let trace = Trace::of(&[&[0, 1, 2, 3], &[8, 9], &[0, 1, 2, 3], &[0, 1, 2, 3, 4]]);
+    let outcome = simulate_tiers(&trace, &[4, 10]);
+    assert_eq!(outcome.hits, [6, 2]);
+    assert_eq!(outcome.stretches, [2, 1]);
+}
+
 proptest! {
     #[test]
     fn lru_and_opt_equal_their_models(requests in chained(), capacity in 0_u32..40) {

@@ -89,6 +89,8 @@ pub struct TiersOutcome {
     pub references: u64,
     /// For each tier, the references in a resident prefix whose hottest copy it held.
     pub hits: Vec<u64>,
+    /// For each tier, its stretches of such references that follow one another within a request.
+    pub stretches: Vec<u64>,
     /// For each tier, the blocks that were not in it when a request used them.
     pub insertions: Vec<u64>,
 }
@@ -128,10 +130,10 @@ pub(super) fn run(
     mut tiers: Vec<Tier>,
     progress: &mut dyn FnMut(u64),
 ) -> TiersOutcome {
-    let mut hits = vec![0; tiers.len()];
+    let mut counts = Counts { hits: vec![0; tiers.len()], stretches: vec![0; tiers.len()] };
     let mut unreported = 0;
     for (position, request) in trace.requests().enumerate() {
-        count_prefix(&request, &tiers, &mut hits);
+        counts.add_prefix(&request, &tiers);
         for tier in &mut tiers {
             tier.count_insertions(&request);
             request.blocks().rev().for_each(|block| tier.use_block(block));
@@ -144,19 +146,34 @@ pub(super) fn run(
     progress(unreported);
     TiersOutcome {
         references: trace.references(),
-        hits,
+        hits: counts.hits,
+        stretches: counts.stretches,
         insertions: tiers.iter().map(|tier| tier.insertions).collect(),
     }
 }
 
-/// Adds the request's resident prefix to `hits`, each block to the hottest tier that holds it.
-fn count_prefix(request: &Request<'_>, tiers: &[Tier], hits: &mut [u64]) {
-    for block in request.blocks() {
-        let Some(hottest) = tiers.iter().position(|tier| tier.slot(block).is_some()) else {
-            return;
-        };
-        if let Some(hits) = hits.get_mut(hottest) {
-            *hits += 1;
+/// What each tier has served.
+struct Counts {
+    hits: Vec<u64>,
+    stretches: Vec<u64>,
+}
+
+impl Counts {
+    /// Adds the request's resident prefix, each block to the hottest tier that holds it.
+    fn add_prefix(&mut self, request: &Request<'_>, tiers: &[Tier]) {
+        let mut before = None;
+        for block in request.blocks() {
+            let hottest = tiers.iter().position(|tier| tier.slot(block).is_some());
+            let Some(number) = hottest else { return };
+            if let Some(hits) = self.hits.get_mut(number) {
+                *hits += 1;
+            }
+            if let Some(stretches) = self.stretches.get_mut(number)
+                && before != hottest
+            {
+                *stretches += 1;
+            }
+            before = hottest;
         }
     }
 }

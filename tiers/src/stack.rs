@@ -113,6 +113,8 @@ pub(crate) struct Shared {
     resident_bytes: AtomicU64,
     evicted_blocks: AtomicU64,
     corrupt_blocks: AtomicU64,
+    /// Copies on nvme and on object.
+    copies: [AtomicU64; 2],
 }
 
 impl Stack {
@@ -153,6 +155,7 @@ impl Stack {
             resident_bytes: AtomicU64::new(0),
             evicted_blocks: AtomicU64::new(0),
             corrupt_blocks: AtomicU64::new(0),
+            copies: Default::default(),
         };
         let shared = Arc::new(shared);
         for store in &shared.cold {
@@ -202,6 +205,12 @@ impl Stack {
         Promotions::new(&self.shared)
     }
 
+    /// As [`promotions`](Self::promotions), for what is loaded ahead of its use.
+    #[must_use]
+    pub fn promotions_ahead(&self) -> Promotions {
+        Promotions::ahead(&self.shared)
+    }
+
     /// As [`get`](Self::get), for a get of many blocks that began with [`promotions`](Self::promotions).
     ///
     /// # Errors
@@ -248,12 +257,21 @@ impl Stack {
     ) -> Result<Fetch> {
         claim::check_parts(namespace, parts)?;
         let at = self.shared.map.hashed(namespace.index(), hash);
-        Ok(match self.shared.read(namespace, at) {
+        let is_use = limits.0.is_none_or(|promotions| !promotions.is_ahead());
+        let fetch = match self.shared.read(namespace, at) {
             load::Read::Dram(block) => self.shared.verified(at, block, parts),
             load::Read::Cold => self.shared.load(namespace, at, limits).await,
             load::Read::Pending => Fetch::Pending,
             load::Read::Absent => Fetch::Miss,
-        })
+        };
+        // Each rank reads its part of a block: together they use it once.
+        if let Fetch::Hit(block) = &fetch
+            && is_use
+            && (parts.is_empty() || parts.contains(&0))
+        {
+            self.shared.used(at, block);
+        }
+        Ok(fetch)
     }
 
     /// Whether there is such a tier.
@@ -263,7 +281,8 @@ impl Stack {
     }
 
     /// Makes sure that a colder tier has a block, before all that is copied in the background. True
-    /// when it does: for nvme, synced and indexed. False if the block is not in dram (any more), or
+    /// when it does: for nvme, synced and indexed; or when dram has not and a still colder tier does.
+    /// False if the block is not in dram (any more), or
     /// there is no such tier.
     ///
     /// # Errors

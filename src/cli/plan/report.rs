@@ -3,7 +3,7 @@
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use serde::Serialize;
 
-use crate::sim::ratio;
+use crate::sim::{Bill, ratio};
 
 /// Everything found about one trace.
 #[derive(Debug, Serialize)]
@@ -23,6 +23,8 @@ pub(super) struct Report {
     pub(super) rows: Vec<Row>,
     /// Hot to cold; empty if no tiers were asked for.
     pub(super) tiers: Vec<TierRow>,
+    /// What the object tier costs, if that was asked.
+    pub(super) object: Option<Bill>,
 }
 
 /// One policy at one capacity.
@@ -98,6 +100,7 @@ impl Report {
             format!("{:.3}", row.insertions_per_block)
         });
         self.tier_table(&mut text);
+        self.object_table(&mut text);
         text
     }
 
@@ -138,6 +141,27 @@ impl Report {
         line.push(format!("{:.2}", 100.0 * ratio(self.misses(), self.references)));
         table.lines.push(line);
         table.render(text, "hits by tier (LRU, inclusive; written: for each distinct block)");
+    }
+
+    fn object_table(&self, text: &mut String) {
+        let Some(bill) = &self.object else { return };
+        let head = ["object tier", "in a month", "costs"];
+        let mut table = Table::new(head);
+        let lines = [
+            ("writing requests", grouped(bill.puts), bill.put_cost),
+            ("reading requests", grouped(bill.gets), bill.get_cost),
+            ("GiB written", gib(bill.written_bytes), 0.0),
+            ("GiB read", gib(bill.read_bytes), 0.0),
+            ("GiB stored", gib(bill.stored_bytes), bill.storage_cost),
+            ("all", String::new(), bill.cost()),
+        ];
+        table.lines.extend(
+            lines.map(|(what, much, cost)| vec![what.to_owned(), much, format!("{cost:.2}")]),
+        );
+        table.render(
+            text,
+            "what the object tier costs at this rate (blocks as they are, traffic within the region)",
+        );
     }
 }
 

@@ -131,6 +131,16 @@ pub(super) fn slot_bytes(payload: Option<&Payload>, staging: Option<&Staging>) -
     bytes.and_then(|bytes| u64::try_from(bytes).ok()).unwrap_or(0)
 }
 
+/// A block that is in dram because it was loaded from the object tier: whether it has been used since.
+/// The second use says that it is worth a copy on nvme.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guest {
+    /// It is none, or no longer.
+    No,
+    Unused,
+    Used,
+}
+
 /// The block is in no eviction order.
 pub(crate) const NO_CLASS: u16 = u16::MAX;
 
@@ -153,6 +163,7 @@ pub(crate) struct Entry {
     pub(crate) context: u32,
     /// Whether it was read since it was put or found.
     pub(crate) read: bool,
+    pub(crate) guest: Guest,
     /// Index of the eviction order it is in, within its shard.
     pub(crate) class: u16,
 }
@@ -172,6 +183,7 @@ impl Entry {
             cold: [None, None],
             context: 0,
             read: false,
+            guest: Guest::No,
             class: NO_CLASS,
         }
     }
@@ -206,6 +218,13 @@ impl Entry {
             (None, Some(staging)) => !staging.has_claims(),
             (None, None) => false,
         }
+    }
+
+    /// Whether the cleaner should copy it to `tier` without being asked: dram has it and the tier does
+    /// not, nor has it come from the object tier just for one use.
+    pub(crate) fn lacks(&self, tier: Tier) -> bool {
+        let is_guest = self.guest != Guest::No && self.cold(Tier::Object).is_some();
+        self.payload.is_some() && self.cold(tier).is_none() && !is_guest
     }
 
     /// Where a colder tier has it.

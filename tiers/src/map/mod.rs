@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 #[cfg(test)]
 pub(crate) use entry::NO_CLASS;
-pub(crate) use entry::{BatchId, Entry, StagedPart, Staging};
+pub(crate) use entry::{BatchId, Entry, Guest, StagedPart, Staging};
 pub use entry::{Checksums, Location};
 pub(crate) use shard::{Described, Evicted, Shard};
 

@@ -328,7 +328,7 @@ impl Shard {
         ages.extend(sampled.filter(|e| e.cold(tier).is_some()).map(|entry| entry.age));
     }
 
-    /// Appends what is in dram and not on `tier` among `count` entries from place `from` on, and
+    /// Appends what is in dram and [lacks](Entry::lacks) a copy on `tier` among `count` entries from place `from` on, and
     /// whether it has been read. Returns the next place; `None` at the end.
     pub(crate) fn lacking(
         &self,
@@ -338,7 +338,7 @@ impl Shard {
         found: &mut Vec<(BlockKey, bool)>,
     ) -> Option<usize> {
         let places = self.slab.get(from..).unwrap_or_default().iter().take(count);
-        let lacking = places.flatten().filter(|e| e.payload.is_some() && e.cold(tier).is_none());
+        let lacking = places.flatten().filter(|entry| entry.lacks(tier));
         found.extend(lacking.map(|entry| (entry.key, entry.context == 0)));
         let next = from.saturating_add(count);
         (next < self.slab.len()).then_some(next)

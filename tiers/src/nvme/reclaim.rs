@@ -365,6 +365,8 @@ impl Writer {
 
     fn delete(&mut self, victim: &Victim) -> bool {
         let segment = self.core.segments.remove(victim.id);
+        // What the disk said before is not what it would say now.
+        self.space = None;
         if let Err(error) = self.core.device.remove(victim.id) {
             self.core.metrics.errors(OpLabel::Create).inc();
             tracing::warn!(%error, segment = victim.id.0, "nvme segment cannot be deleted");

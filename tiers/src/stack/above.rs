@@ -227,6 +227,7 @@ impl Above for Shared {
                 Some(_) | None => return false,
             }
             shard.push(stored(at.key, to));
+            self.count_copy(to, true);
             true
         });
         if is_kept {
@@ -266,6 +267,7 @@ impl Shared {
                     shard.insert(at, entry);
                     shard.push(stored(at.key, tier));
                     self.map.count(true);
+                    self.count_copy(tier, true);
                     Change::New
                 }
                 Some(_) | None => Change::None,
@@ -282,6 +284,7 @@ impl Shared {
         let Some(place) = entry.cold_mut(tier) else { return Change::None };
         if place.replace(block.location).is_none() {
             shard.push(stored(at.key, tier));
+            self.count_copy(tier, true);
             return Change::Copy;
         }
         let before = std::mem::replace(&mut entry.len, block.len);
@@ -300,6 +303,7 @@ impl Shared {
             shard.push(removed(at.key, tier));
             let entry = shard.get_mut(id)?;
             *entry.cold_mut(tier)? = None;
+            self.count_copy(tier, false);
             if entry.hottest().is_some() || entry.staging.is_some() {
                 None
             } else {

@@ -86,7 +86,7 @@ impl Cleaner {
     }
 
     /// Makes a sweep due, or a looser one than was.
-    fn sweep_later(&self, admission: Admission) {
+    pub(super) fn sweep_later(&self, admission: Admission) {
         let mut waiting = self.waiting.lock();
         waiting.sweep = waiting.sweep.max(Some(admission));
     }
@@ -296,8 +296,8 @@ impl<'a> Run<'a> {
         let Some(namespace) = shared.namespaces.by_index(key.namespace) else { return };
         let at = shared.map.hashed(key.namespace, key.hash);
         let (bytes, reused) = match shared.candidate(Tier::Nvme, at) {
-            Candidate::Resident { bytes, reused } => (bytes, reused),
-            Candidate::There => return,
+            Candidate::Resident { bytes, reused, due: true } => (bytes, reused),
+            Candidate::Resident { due: false, .. } | Candidate::There => return,
             Candidate::Gone => return self.leave_out(Undemoted::Gone, None),
         };
         if !admission.admits(Urgency::Background, reused) {

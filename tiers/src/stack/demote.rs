@@ -13,7 +13,7 @@ use crate::{
     block::BlockHash,
     dram::Payload,
     error::{Error, ErrorKind, Result},
-    map::{Hashed, Location, stored},
+    map::{Entry, Hashed, Location, stored},
     metrics::Undemoted,
     namespace::Namespace,
     store::{BlockStore, BoxFuture, Outgoing, Urgency, Wanted},
@@ -33,8 +33,9 @@ pub(super) enum Demotion {
 
 /// What the map says of a block that is to be demoted.
 pub(super) enum Candidate {
-    /// It is in dram only: bytes of memory that the demotion will hold, and whether it has been read.
-    Resident { bytes: u64, reused: bool },
+    /// It is in dram and not there: bytes of memory that the demotion will hold, whether it has been
+    /// read, and whether it is due: it has not come from the object tier just for one use.
+    Resident { bytes: u64, reused: bool, due: bool },
     /// The tier has it.
     There,
     /// It is not in dram.
@@ -86,7 +87,7 @@ impl Shared {
         let bytes = match self.candidate(tier, at) {
             Candidate::Resident { bytes, .. } => bytes,
             Candidate::There => return Ok(true),
-            Candidate::Gone => return Ok(false),
+            Candidate::Gone => return Ok(self.has_colder(at, tier)),
         };
         let block = (Arc::clone(namespace), at);
         let work = Arc::clone(self).copy_down(Arc::clone(store), block, Urgency::Durable);
@@ -122,12 +123,20 @@ impl Shared {
                 return Candidate::There;
             }
             match &entry.payload {
-                Some(_) => {
-                    Candidate::Resident { bytes: entry.slot_bytes(), reused: entry.context == 0 }
-                }
+                Some(_) => Candidate::Resident {
+                    bytes: entry.slot_bytes(),
+                    reused: entry.context == 0,
+                    due: entry.lacks(tier),
+                },
                 None => Candidate::Gone,
             }
         })
+    }
+
+    /// Whether a tier that is colder than `tier` has a block.
+    fn has_colder(&self, at: Hashed, tier: Tier) -> bool {
+        let has = |entry: &Entry| entry.tiers().any(|other| other > tier);
+        self.map.with(at, |shard| shard.entry(at).is_some_and(has))
     }
 
     /// Copies a block to `store` and tells the map, unless the block has gone.
@@ -194,6 +203,7 @@ impl Shared {
             // The tier may have found an older copy meanwhile: this is the newer place.
             if entry.cold_mut(tier).ok_or(unwanted)?.replace(location).is_none() {
                 shard.push(stored(at.key, tier));
+                self.count_copy(tier, true);
             }
             Ok(())
         })

@@ -18,7 +18,7 @@ use crate::{
     checksum::part_checksum,
     dram::{BlockWriter, Payload, seal, slot_bytes},
     error::Result,
-    map::{Checksums, Hashed, Location, Map, stored},
+    map::{Checksums, Guest, Hashed, Location, Map, stored},
     metrics::EvictReason,
     namespace::Namespace,
     store::{BlockStore, Load, Wanted},
@@ -35,6 +35,8 @@ pub struct Block {
     payload: Payload,
     checksums: Checksums,
     tier: Tier,
+    /// Dram has it from the object tier, and nvme does not.
+    is_guest: bool,
 }
 
 impl Block {
@@ -236,6 +238,7 @@ impl Shared {
                 payload,
                 checksums: entry.checksums.clone(),
                 tier: Tier::Dram,
+                is_guest: entry.guest != Guest::No,
             };
             (Read::Dram(block), Some(unread))
         });
@@ -340,7 +343,8 @@ impl Shared {
             Err(outcome) => return outcome,
         };
         let (tier, checksums) = (store.tier(), copy.checksums.clone());
-        let block = Block { namespace: Arc::clone(namespace), payload, checksums, tier };
+        let (namespace, is_guest) = (Arc::clone(namespace), tier == Tier::Object);
+        let block = Block { namespace, payload, checksums, tier, is_guest };
         if block.is_right(&at.key.hash, &[]) {
             if may_stay {
                 self.promote(at, slot, &block);
@@ -349,7 +353,7 @@ impl Shared {
         }
         self.metrics.corrupt(tier).inc();
         self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
-        let forgotten = self.forget(store, namespace, at, copy.location);
+        let forgotten = self.forget(store, &block.namespace, at, copy.location);
         match timeout_at(deadline, forgotten).await {
             Ok(()) => Fetch::Corrupt,
             Err(_elapsed) => Fetch::Timeout,
@@ -402,6 +406,9 @@ impl Shared {
             block.payload.set_owner(Map::owner(at, id));
             entry.payload = Some(block.payload.clone());
             entry.read = true;
+            if block.is_guest && entry.guest == Guest::No && entry.cold(Tier::Nvme).is_none() {
+                entry.guest = Guest::Unused;
+            }
             // Not in the order: its age does not count in the extent yet.
             entry.age = 0;
             shard.enter_order(id, slot, at.code);
@@ -409,6 +416,32 @@ impl Shared {
             shard.push(stored(at.key, Tier::Dram));
             self.count_resident(&block.payload);
         });
+    }
+
+    /// Takes note of a use of a block. One that dram has from the object tier is worth a copy on nvme
+    /// when it is used again.
+    pub(super) fn used(&self, at: Hashed, block: &Block) {
+        if !block.is_guest {
+            return;
+        }
+        let stays = self.map.with(at, |shard| {
+            let Some(entry) = shard.find(at).and_then(|id| shard.get_mut(id)) else { return false };
+            match entry.guest {
+                Guest::No => false,
+                Guest::Unused => {
+                    entry.guest = Guest::Used;
+                    false
+                }
+                Guest::Used if entry.payload.is_none() => false,
+                Guest::Used => {
+                    entry.guest = Guest::No;
+                    true
+                }
+            }
+        });
+        if stays {
+            self.demote_later(std::iter::once(at));
+        }
     }
 
     /// Quarantines a colder copy: out of the map first, then off the tier.

@@ -15,12 +15,29 @@ pub struct Promotions {
     shared: Arc<Shared>,
     context: ContextId,
     spent: AtomicBool,
+    /// What is loaded is not used yet.
+    is_ahead: bool,
 }
 
 impl Promotions {
     pub(super) fn new(shared: &Arc<Shared>) -> Self {
+        Self::made(shared, false)
+    }
+
+    /// Loads ahead of the use of what they load.
+    pub(super) fn ahead(shared: &Arc<Shared>) -> Self {
+        Self::made(shared, true)
+    }
+
+    fn made(shared: &Arc<Shared>, is_ahead: bool) -> Self {
         let context = shared.contexts.join(Parent::None, None);
-        Self { shared: Arc::clone(shared), context, spent: AtomicBool::new(false) }
+        let (shared, spent) = (Arc::clone(shared), AtomicBool::new(false));
+        Self { shared, context, spent, is_ahead }
+    }
+
+    /// Whether what is loaded is not used yet.
+    pub(super) fn is_ahead(&self) -> bool {
+        self.is_ahead
     }
 
     /// Whether the allowance is used up: what is loaded from now on does not stay in dram.

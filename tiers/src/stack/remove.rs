@@ -90,6 +90,7 @@ impl Shared {
         let entry = self.map.with(at, |shard| {
             for tier in shard.entry(at)?.tiers() {
                 shard.push(removed(at.key, tier));
+                self.count_copy(tier, false);
             }
             shard.remove(at)
         });

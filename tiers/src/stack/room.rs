@@ -79,7 +79,7 @@ impl Shared {
         let evict = |shard| self.map.with_shard(shard, |shard| shard.evict_entry(now)).flatten();
         let coldest = self.map.coldest(None).and_then(|(_, shard)| evict(shard));
         let Some(evicted) = coldest.or_else(|| (0..SHARDS).find_map(evict)) else {
-            self.cold.iter().for_each(|store| store.shed());
+            self.shed_largest();
             return false;
         };
         self.contexts.took(context, share.max(evicted.slot_bytes()));
@@ -87,13 +87,22 @@ impl Shared {
         true
     }
 
-    /// Asks the colder tiers to shed, if it is their blocks that fill the map. Blocks of dram would
+    /// Asks a colder tier to shed, if it is their blocks that fill the map. Blocks of dram would
     /// make way before they are copied, while the coldest of all stay.
     fn shed(&self, len: usize) {
         // Relaxed: an estimate.
         let in_dram = usize::try_from(self.dram_blocks.load(Ordering::Relaxed)).unwrap_or(len);
         if len.saturating_sub(in_dram) > self.index_blocks_max / INDEX_FREE_DIVISOR {
-            self.cold.iter().for_each(|store| store.shed());
+            self.shed_largest();
+        }
+    }
+
+    /// Asks the colder tier with the most copies to shed. An entry leaves the map with its last copy:
+    /// if two tiers have the same blocks, they shed in turns, the coldest first.
+    fn shed_largest(&self) {
+        let largest = self.cold.iter().max_by_key(|store| self.copies(store.tier()));
+        if let Some(store) = largest {
+            store.shed();
         }
     }
 

@@ -5,6 +5,7 @@ mod chaos;
 mod clean;
 mod cold;
 mod eviction;
+mod object;
 mod putting;
 mod removal;
 
@@ -78,6 +79,7 @@ fn put_part(
 fn audit(fixture: &Fixture) {
     let shared = &fixture.stack.shared;
     let (mut entries, mut blocks, mut bytes, mut ages) = (0, 0, 0, 0_u64);
+    let mut on_colder = [0_u64; 2];
     let mut of_namespace = std::collections::HashMap::<u32, (u64, u64)>::new();
     for number in 0..crate::limits::SHARDS {
         shared.map.with_shard(number, |shard| {
@@ -96,6 +98,9 @@ fn audit(fixture: &Fixture) {
                     bytes += payload.slot_bytes() as u64;
                     ages = ages.wrapping_add(entry.age);
                 }
+                for (count, copy) in on_colder.iter_mut().zip(entry.cold) {
+                    *count += u64::from(copy.is_some());
+                }
                 if entry.hottest().is_some() {
                     let of = of_namespace.entry(entry.key.namespace).or_default();
                     *of = (of.0 + 1, of.1 + u64::from(entry.len));
@@ -104,6 +109,8 @@ fn audit(fixture: &Fixture) {
             assert_eq!(shard.ordered(), ordered, "the orders hold what the entries say");
         });
     }
+    let copies = [Tier::Nvme, Tier::Object].map(|tier| shared.copies(tier));
+    assert_eq!(copies, on_colder);
     let usage = fixture.stack.usage();
     assert_eq!((usage.index_blocks, usage.dram_blocks), (entries, blocks));
     assert_eq!(shared.resident_bytes.load(Ordering::Relaxed), bytes);

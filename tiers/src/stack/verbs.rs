@@ -207,6 +207,32 @@ impl Shared {
         self.resident_bytes.fetch_sub(slot_bytes_of(payload), Ordering::Relaxed);
     }
 
+    /// A colder tier has a copy more or less.
+    pub(super) fn count_copy(&self, tier: Tier, added: bool) {
+        let [nvme, object] = &self.copies;
+        let copies = match tier {
+            Tier::Dram => return,
+            Tier::Nvme => nvme,
+            Tier::Object => object,
+        };
+        // Relaxed: an estimate.
+        if added {
+            copies.fetch_add(1, Ordering::Relaxed);
+        } else {
+            copies.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies that a colder tier has.
+    pub(super) fn copies(&self, tier: Tier) -> u64 {
+        let [nvme, object] = self.copies.each_ref().map(|copies| copies.load(Ordering::Relaxed));
+        match tier {
+            Tier::Dram => 0,
+            Tier::Nvme => nvme,
+            Tier::Object => object,
+        }
+    }
+
     /// The last readable copy of a block has gone.
     pub(super) fn count_gone(&self, namespace: u32, len: u32) {
         if let Some(namespace) = self.namespaces.by_index(namespace) {

@@ -206,6 +206,25 @@ impl MemoryStore {
         stays
     }
 
+    /// Copies a block of a run, as the object tier does; false if nobody wants the copy (any more), then
+    /// it is forgotten.
+    pub fn copy_in(&self, block: &RunBlock, bytes: &[u8]) -> bool {
+        let kept = Kept {
+            namespace: Arc::clone(&block.namespace),
+            hash: block.hash,
+            bytes: bytes.into(),
+            checksums: block.checksums.clone(),
+        };
+        let Some(location) = self.keep(kept) else { return false };
+        let wanted = self.above().is_some_and(|above| {
+            above.copied(&block.wanted(), self.tier, location, &block.checksums)
+        });
+        if !wanted {
+            self.blocks.lock().remove(&location.0);
+        }
+        wanted
+    }
+
     /// Tells the stack above what it holds of these namespaces, as a tier does that was started again;
     /// returns how many blocks the stack knows of now. The rest is forgotten.
     pub fn recover(&self, namespaces: &NamespaceTable) -> usize {

@@ -134,6 +134,8 @@ async fn a_disk_that_others_fill_has_little_room() {
     assert_eq!(bench.config.capacity_bytes, 64 * MIB);
     let running = bench.start();
     running.put_all(0..90).await;
+    let taken = running.store.core.segments.totals().file_bytes;
+    assert!(taken > 5 * MIB, "no more is given up than has to be: {taken}");
     assert!(!running.store.next_to_leave().is_empty());
 }
 

@@ -1,0 +1,195 @@
+//! What an object tier costs in a month.
+//!
+//! Blocks are written in packs, each uploaded in parts and noted in the manifest; what follows one
+//! another is read by one request, up to a length. The bytes are those of the blocks: compression makes
+//! them fewer. Requests and storage are paid, traffic within a region is not.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use kvstrata_tiers::{
+    error::{Error, Result},
+    limits::MIB,
+};
+use serde::Serialize;
+
+/// Bytes of a pack.
+const PACK_BYTES: u64 = 32 * MIB;
+/// Bytes of a part of an upload, and of one reading request at most.
+const PART_BYTES: u64 = 8 * MIB;
+/// Requests for a pack besides its parts: to begin and to complete it, and to note it.
+const PACK_REQUESTS: u64 = 3;
+/// A twelfth of a year.
+const MONTH: Duration = Duration::from_secs(730 * 3600);
+const GIB: f64 = 1_073_741_824.0;
+
+/// Prices of an object store, in whatever currency.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prices {
+    /// Of 1000 requests that write or list.
+    pub put: f64,
+    /// Of 1000 requests that read.
+    pub get: f64,
+    /// Of one GiB for a month.
+    pub gib: f64,
+}
+
+impl Default for Prices {
+    /// In dollars, what the largest provider asks for its standard class in its first region.
+    fn default() -> Self {
+        Self { put: 0.005, get: 0.0004, gib: 0.023 }
+    }
+}
+
+impl fmt::Display for Prices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "put={},get={},gib={}", self.put, self.get, self.gib)
+    }
+}
+
+impl FromStr for Prices {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut prices = Self::default();
+        for item in text.split(',') {
+            let refuse = || {
+                Error::invalid(format!(
+                    "object_prices: {item} given; put=PRICE, get=PRICE and gib=PRICE allowed, with \
+                     prices of at least 0"
+                ))
+            };
+            let (name, price) = item.split_once('=').ok_or_else(refuse)?;
+            let price: f64 = price.parse().map_err(|source| refuse().because(source))?;
+            let place = match name {
+                "put" => &mut prices.put,
+                "get" => &mut prices.get,
+                "gib" => &mut prices.gib,
+                _ => return Err(refuse()),
+            };
+            if !price.is_finite() || price < 0.0 {
+                return Err(refuse());
+            }
+            *place = price;
+        }
+        Ok(prices)
+    }
+}
+
+/// What an object tier did in a time.
+#[derive(Debug, Clone, Copy)]
+pub struct ObjectLoad {
+    /// The time, above zero.
+    pub elapsed: Duration,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Blocks written to it.
+    pub written_blocks: u64,
+    /// Blocks read from it.
+    pub read_blocks: u64,
+    /// Stretches of blocks that follow one another, in which they were read.
+    pub stretches: u64,
+    /// Blocks that it holds in the end.
+    pub stored_blocks: u64,
+}
+
+/// What it comes to in a month.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Bill {
+    /// Requests that write.
+    pub puts: u64,
+    /// Requests that read.
+    pub gets: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes stored, at the end of the load.
+    pub stored_bytes: u64,
+    /// What the writing requests cost.
+    pub put_cost: f64,
+    /// What the reading requests cost.
+    pub get_cost: f64,
+    /// What the storage costs.
+    pub storage_cost: f64,
+}
+
+impl Bill {
+    /// All together.
+    #[must_use]
+    pub fn cost(&self) -> f64 {
+        self.put_cost + self.get_cost + self.storage_cost
+    }
+}
+
+impl Prices {
+    /// The costs of a month in which `load` goes on as it is.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "costs are shown with two digits")]
+    pub fn bill(&self, load: &ObjectLoad) -> Bill {
+        let per_month = |count: u64| {
+            let month = u128::from(count) * MONTH.as_millis() / load.elapsed.as_millis().max(1);
+            u64::try_from(month).unwrap_or(u64::MAX)
+        };
+        let bytes = |blocks: u64| blocks.saturating_mul(load.block_bytes);
+        let written_bytes = bytes(load.written_blocks);
+        let packs = written_bytes.div_ceil(PACK_BYTES);
+        let parts = written_bytes.div_ceil(PART_BYTES);
+        // Each stretch is a request, and one more for each part that it is longer than one.
+        let gets = load.stretches.max(bytes(load.read_blocks).div_ceil(PART_BYTES));
+        let puts = per_month(parts.saturating_add(packs.saturating_mul(PACK_REQUESTS)));
+        let gets = per_month(gets);
+        let stored_bytes = bytes(load.stored_blocks);
+        Bill {
+            puts,
+            gets,
+            written_bytes: per_month(written_bytes),
+            read_bytes: per_month(bytes(load.read_blocks)),
+            stored_bytes,
+            put_cost: puts as f64 / 1000.0 * self.put,
+            get_cost: gets as f64 / 1000.0 * self.get,
+            storage_cost: stored_bytes as f64 / GIB * self.gib,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prices_read_as_written() {
+        let prices: Prices = "get=0.001,put=0.01".parse().unwrap();
+        assert_eq!(prices, Prices { put: 0.01, get: 0.001, gib: 0.023 });
+        assert_eq!(prices.to_string().parse::<Prices>().unwrap(), prices);
+        for bad in ["", "put", "put=", "put=x", "put=-1", "put=nan", "egress=1", "put=1;get=1"] {
+            let error = bad.parse::<Prices>().unwrap_err().to_string();
+            assert!(error.contains("object_prices"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_month_has_the_requests_of_its_packs_and_stretches() {
+        let prices = Prices { put: 1.0, get: 2.0, gib: 3.0 };
+        let load = ObjectLoad {
+            // A hundredth of a month.
+            elapsed: MONTH / 100,
+            block_bytes: MIB,
+            written_blocks: 1024,
+            read_blocks: 10,
+            stretches: 5,
+            stored_blocks: 2048,
+        };
+        let bill = prices.bill(&load);
+        // 32 packs of 4 parts and 3 more requests.
+        assert_eq!((bill.puts, bill.gets), (32 * 7 * 100, 500));
+        assert_eq!((bill.written_bytes, bill.read_bytes), (102_400 * MIB, 1000 * MIB));
+        assert_eq!((bill.put_cost, bill.get_cost, bill.storage_cost), (22.4, 1.0, 6.0));
+        assert!((bill.cost() - 29.4).abs() < 1e-9);
+        // One long stretch is read in parts.
+        let long = ObjectLoad { read_blocks: 80, stretches: 1, ..load };
+        assert_eq!(prices.bill(&long).gets, 1000);
+        let much =
+            ObjectLoad { written_blocks: u64::MAX, elapsed: Duration::from_millis(1), ..load };
+        assert_eq!(prices.bill(&much).written_bytes, u64::MAX);
+    }
+}
