@@ -308,7 +308,7 @@ impl Keeper {
         let now = self.core.now_unix_ms();
         let held = open_epoch(bucket, &config.owner, &config.holder, now, deadline).await?;
         let (bucket, local) = (Arc::clone(bucket), Some(self.local.clone()));
-        ManifestLog::open(LogParts { bucket, held, local }, now, deadline).await
+        ManifestLog::open(LogParts::new(bucket, held, local), now, deadline).await
     }
 
     /// Serves what is there, and writes nothing.

@@ -3,6 +3,7 @@
 //! [`MemoryStore`] is a colder tier in memory: it is what the stack is tested against until, and
 //! beside, the real ones. [`Faulty`] wraps any tier and makes it fail on demand. [`suite`] is the
 //! contract of [`crate::store::BlockStore`]: every implementation and every wrapper calls it.
+//! [`MemoryRuns`] cuts what a [`MemoryStore`] has into runs, for tests of what copies them.
 //! [`MemoryIndex`] and [`index_suite`] are the same for [`crate::nvme::index::Index`].
 //!
 //! The same for the disk under the nvme tier: [`VolatileDevice`] forgets what was not synced,
@@ -21,6 +22,7 @@ mod fixture;
 pub mod index_suite;
 mod memory;
 mod memory_index;
+mod memory_runs;
 mod mutator;
 mod random;
 pub mod suite;
@@ -34,6 +36,7 @@ pub use self::{
     fixture::{Fixture, block_bytes, hash_of, pack},
     memory::MemoryStore,
     memory_index::MemoryIndex,
+    memory_runs::MemoryRuns,
     mutator::Mutator,
     random::Draws,
     volatile::{SECTOR_BYTES, VolatileDevice},
