@@ -34,6 +34,9 @@ const NVME_STAGING_DIVISOR: u64 = 32;
 const NVME_STAGING_BYTES_MIN: u64 = 8 * MIB;
 /// More buffers than this serve no purpose: one disk is busy with 32 of 1 MiB.
 const NVME_STAGING_BYTES_MAX: u64 = 32 * MIB;
+/// With an object tier: blocks that are read to be packed, a pack's own bytes apart, and ranges that are
+/// read.
+const OBJECT_STAGING_BYTES: u64 = 48 * MIB;
 /// Of the blocks that the index has room for, nvme may hold this many eighths: the rest is for what
 /// is in dram only, which would be refused if nvme could fill the index.
 const NVME_BLOCKS_EIGHTHS: u64 = 7;
@@ -68,8 +71,28 @@ pub struct Budget {
     pub nvme_index: u64,
     /// Buffers of the nvme tier for writes and reads; 0 without one.
     pub nvme_staging: u64,
+    /// Packs and ranges of the object tier on their way; 0 without one.
+    pub object_staging: u64,
     /// What nobody may claim, with what an explicit dram capacity leaves.
     pub reserve: u64,
+}
+
+/// The colder tiers, as far as memory goes.
+#[derive(Debug, Clone, Copy)]
+struct Tiers {
+    nvme: bool,
+    /// Bytes of a pack, with an object tier.
+    pack_bytes: Option<u64>,
+}
+
+impl Tiers {
+    fn of(config: &Config) -> Self {
+        let object = &config.object;
+        Self {
+            nvme: config.nvme.is_enabled(),
+            pack_bytes: object.is_enabled().then_some(object.pack_bytes.0),
+        }
+    }
 }
 
 impl Machine {
@@ -129,12 +152,12 @@ impl Budget {
             (Auto::Auto, None) => machine.memory_bytes / 2,
         };
         let wanted = config.dram.capacity.given().map(|capacity| capacity.0);
-        let fixed = Self::shares(limit, config.nvme.is_enabled());
+        let fixed = Self::shares(limit, Tiers::of(config));
         let free = limit.saturating_sub(fixed.all_but_dram());
         let dram = wanted.unwrap_or(free / MIB * MIB);
         if dram > free || dram < wanted.unwrap_or(DRAM_BYTES_MIN) {
             let dram = wanted.unwrap_or(DRAM_BYTES_MIN);
-            let least = limit_min(dram, config.nvme.is_enabled());
+            let least = limit_min(dram, Tiers::of(config));
             return Err(Problem::new(
                 "memory.limit",
                 Size(limit),
@@ -145,7 +168,7 @@ impl Budget {
     }
 
     /// The shares that depend on the limit only; dram is left 0.
-    fn shares(limit: u64, nvme: bool) -> Self {
+    fn shares(limit: u64, Tiers { nvme, pack_bytes }: Tiers) -> Self {
         let of_nvme = |divisor: u64, least: u64, most: u64| {
             if nvme { (limit / divisor).clamp(least, most) } else { 0 }
         };
@@ -160,12 +183,18 @@ impl Budget {
                 NVME_STAGING_BYTES_MIN,
                 NVME_STAGING_BYTES_MAX,
             ),
+            object_staging: pack_bytes.map_or(0, |pack| pack + OBJECT_STAGING_BYTES),
             reserve: RESERVE_BYTES + limit / RESERVE_DIVISOR,
         }
     }
 
     fn all_but_dram(&self) -> u64 {
-        self.index + self.staging + self.nvme_index + self.nvme_staging + self.reserve
+        self.index
+            + self.staging
+            + self.nvme_index
+            + self.nvme_staging
+            + self.object_staging
+            + self.reserve
     }
 
     /// How many blocks the index has room for.
@@ -182,13 +211,13 @@ impl Budget {
 }
 
 /// The smallest limit, in whole mebibytes, that leaves `dram`.
-fn limit_min(dram: u64, nvme: bool) -> u64 {
+fn limit_min(dram: u64, tiers: Tiers) -> u64 {
     let leaves = |mebibytes: u64| {
         let limit = mebibytes.saturating_mul(MIB);
-        limit.saturating_sub(Budget::shares(limit, nvme).all_but_dram())
+        limit.saturating_sub(Budget::shares(limit, tiers).all_but_dram())
     };
     // What is left grows with the limit, and all shares together take less than half of it.
-    let (mut too_small, mut enough) = (0, dram / MIB * 2 + 256);
+    let (mut too_small, mut enough) = (0, dram / MIB * 2 + 512);
     while too_small + 1 < enough {
         let middle = u64::midpoint(too_small, enough);
         if leaves(middle) >= dram { enough = middle } else { too_small = middle }
@@ -205,6 +234,7 @@ impl fmt::Display for Budget {
             ("staging", self.staging, "messages and windows of connections"),
             ("nvme index", self.nvme_index, "cache and write buffers of the index on disk"),
             ("nvme staging", self.nvme_staging, "blocks on their way to and from the disk"),
+            ("object", self.object_staging, "packs on their way to the bucket, ranges from it"),
             ("reserve", self.reserve, "code, runtime, allocator; what nobody may claim"),
             ("limit", self.limit, "all of it"),
         ];
@@ -233,6 +263,12 @@ mod tests {
 
     fn with_nvme(mut config: Config) -> Config {
         config.nvme.path = "/data".parse().unwrap();
+        config
+    }
+
+    fn with_object(config: Config) -> Config {
+        let mut config = with_nvme(config);
+        config.object.url = "file:///bucket".parse().unwrap();
         config
     }
 
@@ -271,11 +307,14 @@ mod tests {
         let with = table(with_nvme(config(Some(GIB), None)));
         assert!(with.contains("nvme index       64  cache"), "{with}");
         assert!(with.contains("limit          1024  all"), "{with}");
+        assert!(!with.contains("object"), "{with}");
+        let with = table(with_object(config(Some(GIB), None)));
+        assert!(with.contains("object           80  packs"), "{with}");
     }
 
     #[test]
     fn a_limit_too_small_names_the_least_one() {
-        for change in [|config| config, with_nvme] {
+        for change in [|config| config, with_nvme, with_object] {
             let divide =
                 |limit| Budget::divide(&change(config(Some(limit), Some(200 * MIB))), MACHINE);
             let problem = divide(256 * MIB).unwrap_err();

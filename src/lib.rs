@@ -18,6 +18,7 @@ pub mod logging;
 pub mod metrics;
 mod numbers;
 mod nvme;
+mod object;
 pub mod readiness;
 pub mod replay;
 pub mod server;

@@ -19,6 +19,7 @@ use kvstrata_tiers::{
     metrics::TierMetrics,
     namespace::NamespaceTable,
     nvme::{NvmeMetrics, NvmeStore, directory::Directory},
+    object::ObjectStore,
     stack::{Stack, StackConfig},
     store::BlockStore,
     tier::Tier,
@@ -45,6 +46,7 @@ use crate::{
     limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
     metrics::{self, ServerMetrics, StoreGauges},
     nvme::{self, NvmeError, NvmeTier},
+    object::{self, Below, ObjectTier},
     readiness::{Latch, Readiness},
     tasks::Tasks,
 };
@@ -113,6 +115,14 @@ pub struct Server {
     readiness: Readiness,
     starting: Option<Latch>,
     nvme: Option<NvmeTier>,
+    object: Option<ObjectTier>,
+}
+
+/// The colder tiers while their tasks run.
+struct Colder {
+    nvme: Arc<NvmeStore>,
+    object: Option<Arc<ObjectStore>>,
+    _directory: Directory,
 }
 
 impl Server {
@@ -146,15 +156,22 @@ impl Server {
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
             NvmeMetrics::register(&mut registry)
         })?;
-        let colder =
+        let object = open_object(config, &name, nvme.as_ref(), &namespaces, &mut registry)?;
+        let nvme_store =
             nvme.iter().map(|nvme| Arc::<NvmeStore>::clone(&nvme.store) as Arc<dyn BlockStore>);
+        let object_store =
+            object.iter().map(|it| Arc::<ObjectStore>::clone(&it.store) as Arc<dyn BlockStore>);
         let stack_config = StackConfig {
             dram_bytes: budget.dram,
             index_blocks_max: budget.index_blocks_max(),
             seed: id::random_seed()?,
         };
-        let stack =
-            Stack::open(stack_config, Arc::clone(&namespaces), colder.collect(), tier_metrics)?;
+        let stack = Stack::open(
+            stack_config,
+            Arc::clone(&namespaces),
+            nvme_store.chain(object_store).collect(),
+            tier_metrics,
+        )?;
 
         let giver = stack.clone();
         let leases =
@@ -186,6 +203,7 @@ impl Server {
             readiness,
             starting: Some(starting),
             nvme,
+            object,
         })
     }
 
@@ -211,7 +229,7 @@ impl Server {
         self.spawn_http();
         self.spawn_store_tasks();
         let mut shutdown = pin!(shutdown.fuse());
-        let held = self.start_nvme(shutdown.as_mut()).await;
+        let colder = self.start_colder(shutdown.as_mut()).await;
         let tasks = self.node.tasks.clone();
         let failed = tasks.failed_token();
         // A future that has ended must not be asked again.
@@ -219,8 +237,8 @@ impl Server {
             self.serve_until(shutdown, ready).await?;
         }
         self.drain().await;
-        let late = match held {
-            Some((store, _directory)) => close(&tasks, &store).await,
+        let late = match colder {
+            Some(colder) => close(&tasks, &colder).await,
             None => tasks.shutdown(CLOSE_GRACE).await,
         };
         info!(tasks_late = late.len(), "stopped");
@@ -246,11 +264,12 @@ impl Server {
         Ok(())
     }
 
-    /// Starts the writer and waits until it has found what is on the disk, or a shutdown.
-    async fn start_nvme(
+    /// Starts the colder tiers and waits until nvme has found what is on the disk, or a shutdown. The
+    /// object tier finds what is in the bucket while the node serves already.
+    async fn start_colder(
         &mut self,
         shutdown: Pin<&mut impl Future<Output = ()>>,
-    ) -> Option<(Arc<NvmeStore>, Directory)> {
+    ) -> Option<Colder> {
         let NvmeTier { store, writer, directory } = self.nvme.take()?;
         let tasks = &self.node.tasks;
         tasks.spawn_thread_critical("nvme writer", writer.run());
@@ -260,7 +279,11 @@ impl Server {
             },
             () = shutdown => info!("shutdown before nvme had found what is on the disk"),
         }
-        Some((store, directory))
+        let object = self.object.take().map(|ObjectTier { store, tasks: work }| {
+            tasks.spawn_critical("object tier", work.run());
+            store
+        });
+        Some(Colder { nvme: store, object, _directory: directory })
     }
 
     fn spawn_grpc(&mut self) -> Result<(), ServeError> {
@@ -358,9 +381,28 @@ impl Server {
     }
 }
 
-/// Ends the tasks and the nvme tier, whose writer ends when what it has accepted is written.
-async fn close(tasks: &Tasks, store: &NvmeStore) -> Vec<&'static str> {
-    let (late, closed) = tokio::join!(tasks.shutdown(CLOSE_GRACE), store.close());
+fn open_object(
+    config: &Config,
+    node: &str,
+    nvme: Option<&NvmeTier>,
+    namespaces: &Arc<NamespaceTable>,
+    registry: &mut Registry,
+) -> Result<Option<ObjectTier>, ServeError> {
+    // Without nvme the configuration allows none.
+    let Some(NvmeTier { store, directory, .. }) = nvme else { return Ok(None) };
+    Ok(object::open(config, node, Below { nvme: store, directory, namespaces }, registry)?)
+}
+
+/// Ends the tasks and the colder tiers, whose tasks end when what they have accepted is written.
+async fn close(tasks: &Tasks, colder: &Colder) -> Vec<&'static str> {
+    let object = async {
+        if let Some(object) = &colder.object
+            && let Err(error) = object.close().await
+        {
+            warn!(%error, "object tier not closed well: what it had not named is garbage");
+        }
+    };
+    let (late, closed, ()) = tokio::join!(tasks.shutdown(CLOSE_GRACE), colder.nvme.close(), object);
     if let Err(error) = closed {
         warn!(%error, "nvme not closed well: the next start reads what it left");
     }

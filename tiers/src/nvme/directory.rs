@@ -53,6 +53,7 @@ const DRAFT: &str = "identity.draft";
 const LOCK: &str = "lock";
 const SEGMENTS: &str = "segments";
 const INDEX: &str = "index";
+const OBJECT: &str = "object";
 
 /// Why the directory cannot be used.
 #[derive(Debug, Error)]
@@ -217,6 +218,12 @@ impl Directory {
     #[must_use]
     pub fn index(&self) -> PathBuf {
         self.path.join(INDEX)
+    }
+
+    /// Where the object tier keeps a copy of its log. It is not made here.
+    #[must_use]
+    pub fn object(&self) -> PathBuf {
+        self.path.join(OBJECT)
     }
 
     /// The id of this store: whatever carries another one is not of this directory.

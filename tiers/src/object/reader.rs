@@ -27,7 +27,7 @@ const GATHER: Duration = Duration::from_millis(1);
 /// delivers in a few milliseconds.
 const GAP_BYTES_MAX: u64 = 256 << 10;
 /// The most asked for in one request, unless one block is larger.
-const RUN_BYTES_MAX: u64 = 8 << 20;
+const RUN_BYTES_MAX: u64 = 4 << 20;
 /// Requests under way at once: with the size of each, what reads hold of memory.
 const RUNS_MAX: usize = 8;
 /// Reads that wait; more are refused.
