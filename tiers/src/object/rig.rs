@@ -38,7 +38,7 @@ const BLOCK_BYTES: u32 = 100;
 /// A moment after 1970.
 pub(super) const NOW: u64 = 1_700_000_000_000;
 /// Longer than a holder may be silent.
-pub(super) const LONG_MS: u64 = TAKEOVER_AFTER.as_millis() as u64;
+pub(super) const LONG_MS: u64 = TAKEOVER_AFTER.as_secs() * 1000;
 
 pub(super) fn owner() -> Owner {
     Owner { cluster: ClusterName::new("prod").unwrap(), ordinal: 3 }

@@ -20,7 +20,7 @@ use crate::object::{
 };
 
 const GRACE: Duration = Duration::from_secs(900);
-const GRACE_MS: u64 = GRACE.as_millis() as u64;
+const GRACE_MS: u64 = GRACE.as_secs() * 1000;
 
 /// Opens the next epoch and its log, in small objects.
 async fn open(

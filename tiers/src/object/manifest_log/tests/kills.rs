@@ -6,7 +6,7 @@ use crate::object::rig::Cut;
 /// What a process was told, and what it asked for.
 #[derive(Debug, Default, Clone)]
 struct Ledger {
-    /// Packs, the numbers of their blocks, and whether the log was told to name them and did.
+    /// Packs that the log says it named, and the numbers of their blocks.
     named: BTreeMap<PackId, BTreeSet<u64>>,
     /// Packs that were uploaded.
     uploaded: BTreeSet<PackId>,
@@ -82,24 +82,40 @@ async fn life(bucket: &Arc<Bucket>, ledger: &mut Ledger, now: u64) -> Option<()>
     ledger.add(&mut log, &[5, 6, 7, 8]).await?;
     ledger.remove(&mut log, &[2, 5]).await?;
     ledger.drop_pack(&mut log, first).await?;
-    // A pack that is uploaded and named while the log is compacted, and one that never is.
+    // A pack that has its number before the compaction, and is uploaded and never named after it.
     let building = log.next_pack();
     ledger.contents.insert(building, BTreeSet::from([20, 21]));
     ledger.remove(&mut log, &[20]).await?;
+    busy_compaction(&mut log, ledger, now).await?;
+    ledger.drop_pack(&mut log, second).await?;
+    old_age(&mut log, ledger, building, now).await
+}
+
+/// Compacts, and appends between the steps.
+async fn busy_compaction(log: &mut ManifestLog, ledger: &mut Ledger, now: u64) -> Option<()> {
     let mut step = 100;
     while log.compact(now, soon()).await.ok()? {
-        ledger.add(&mut log, &[step, step + 1]).await?;
-        ledger.remove(&mut log, &[step, 6]).await?;
+        ledger.add(log, &[step, step + 1]).await?;
+        ledger.remove(log, &[step, 6]).await?;
         step += 10;
     }
-    ledger.drop_pack(&mut log, second).await?;
+    Some(())
+}
+
+/// Deletes, looks for what was left, goes on, and leaves an upload without a name.
+async fn old_age(
+    log: &mut ManifestLog,
+    ledger: &mut Ledger,
+    building: PackId,
+    now: u64,
+) -> Option<()> {
     log.collect(now + GRACE_MS, GRACE, soon()).await.ok()?;
-    ledger.add(&mut log, &[2, 30]).await?;
+    ledger.add(log, &[2, 30]).await?;
     log.sweep(now, soon()).await.ok()?;
     if upload(&log.parts.bucket, &pack(building, [20, 21])).await {
         ledger.uploaded.insert(building);
     }
-    beat(bucket, log.held(), now, soon()).await.ok()
+    beat(&log.parts.bucket, log.held(), now, soon()).await.ok()
 }
 
 /// The next process after a kill, twice, and after a compaction.
@@ -113,12 +129,21 @@ async fn afterwards(inner: &Arc<InMemory>, ledger: &Ledger, now: u64) {
         bucket.get(&id.name(&owner().cluster), 0..1, soon()).await.unwrap();
     }
     assert_eq!(seen(&bucket).await, looked);
-    compact(&mut log).await;
-    assert_eq!(seen(&bucket).await, looked);
+    after_compaction(&bucket, &mut log, &looked, now).await;
+}
+
+async fn after_compaction(
+    bucket: &Arc<Bucket>,
+    log: &mut ManifestLog,
+    looked: &BTreeMap<PackId, BTreeSet<u64>>,
+    now: u64,
+) {
+    compact(log).await;
+    assert_eq!(seen(bucket).await, *looked);
     log.sweep(now, soon()).await.unwrap();
     log.collect(now + GRACE_MS, GRACE, soon()).await.unwrap();
-    let (_log, found) = open(&bucket, "after", now).await.unwrap();
-    assert_eq!(blocks(&found), looked);
+    let (_log, found) = open(bucket, "after", now).await.unwrap();
+    assert_eq!(blocks(&found), *looked);
     assert_eq!((found.adopted, found.leftovers.len(), found.lost_until), (0, 0, None));
 }
 
@@ -171,7 +196,6 @@ async fn kill_after_kill_loses_nothing_and_brings_nothing_back() {
             let call = usize::try_from(1 + draws.below(90)).unwrap();
             let how = if draws.chance(500) { Cut::Before } else { Cut::After };
             let bucket = Double::over(&inner).cut_at(call, how).bucket();
-            // What was uploaded and not named is found by the next epoch that begins, and only then.
             life(&bucket, &mut ledger, now).await;
             now += 2 * LONG_MS;
         }
