@@ -41,18 +41,18 @@ const QUEUED: &str = "kvstrata_demote_queue_blocks";
 const ON_NVME: &str = "kvstrata_nvme_blocks";
 
 /// What outlives the servers of a test: the tier's directory and the secret.
-struct Home {
+pub(crate) struct Home {
     data: tempfile::TempDir,
     configuration: tempfile::TempDir,
 }
 
 impl Home {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { data: tempfile::tempdir().unwrap(), configuration: tempfile::tempdir().unwrap() }
     }
 
     /// A server on it, with 64 MiB of dram and 512 MiB of nvme in segments of 4 MiB.
-    fn server(&self) -> Builder {
+    pub(crate) fn server(&self) -> Builder {
         self.server_at(self.data.path())
     }
 
@@ -69,7 +69,7 @@ impl Home {
     }
 
     /// The tier's own directory.
-    fn tier(&self) -> PathBuf {
+    pub(crate) fn tier(&self) -> PathBuf {
         self.data.path().join("kvstrata-nvme")
     }
 
@@ -83,7 +83,7 @@ impl Home {
 }
 
 /// Puts blocks, durable or not; all must be stored.
-async fn store(wire: &mut Wire, numbers: impl IntoIterator<Item = u64>, durable: bool) {
+pub(crate) async fn store(wire: &mut Wire, numbers: impl IntoIterator<Item = u64>, durable: bool) {
     let numbers: Vec<u64> = numbers.into_iter().collect();
     for batch in numbers.chunks(BATCH) {
         let outcomes =
@@ -93,7 +93,7 @@ async fn store(wire: &mut Wire, numbers: impl IntoIterator<Item = u64>, durable:
 }
 
 /// Gets blocks; returns how many are there. None may have wrong bytes.
-async fn count_right(wire: &mut Wire, numbers: impl IntoIterator<Item = u64>) -> usize {
+pub(crate) async fn count_right(wire: &mut Wire, numbers: impl IntoIterator<Item = u64>) -> usize {
     let numbers: Vec<u64> = numbers.into_iter().collect();
     let mut right = 0;
     for batch in numbers.chunks(BATCH) {
@@ -116,7 +116,7 @@ async fn wait_copied(server: &Server, blocks: f64) {
 }
 
 /// Removes blocks; returns how many were there.
-async fn remove(wire: &mut Wire, numbers: impl IntoIterator<Item = u64>) -> u32 {
+pub(crate) async fn remove(wire: &mut Wire, numbers: impl IntoIterator<Item = u64>) -> u32 {
     let (namespace_id, hashes) = (wire.namespace_id.clone(), hashes(numbers));
     let request = RemoveRequest { namespace_id, hashes };
     wire.client.remove(request).await.unwrap().into_inner().removed

@@ -3,6 +3,7 @@
 //! - [`conformance`]: lengths, ranges, parts, lists over many pages, and conditional writes that race.
 //! - [`faults`]: the same through a proxy that breaks requests in every way a network and a store can.
 //! - [`azure`]: the conformance on Azurite, on demand.
+//! - [`tier`]: whole nodes over it, that lose their disks, are killed, and meet a store that fails.
 //!
 //! The server is SeaweedFS from `.venv`, one for all tests of the process ([`server`]); where it is not
 //! installed the tests say that they were skipped.
@@ -12,6 +13,7 @@ mod conformance;
 mod faults;
 mod proxy;
 mod server;
+mod tier;
 
 use std::{sync::Arc, time::Duration};
 

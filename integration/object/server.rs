@@ -81,6 +81,17 @@ impl S3Server {
         }
     }
 
+    /// The same for a server process: what its environment must say.
+    pub(super) fn environment(endpoint: SocketAddr) -> [String; 5] {
+        [
+            format!("AWS_ENDPOINT=http://{endpoint}"),
+            "AWS_ALLOW_HTTP=true".to_owned(),
+            "AWS_REGION=us-east-1".to_owned(),
+            format!("AWS_ACCESS_KEY_ID={ACCESS_KEY}"),
+            format!("AWS_SECRET_ACCESS_KEY={SECRET_KEY}"),
+        ]
+    }
+
     /// A path of the bucket of all tests.
     pub(super) fn bucket(&self, path: &str) -> Arc<Bucket> {
         super::bucket(Self::config(self.s3, path))

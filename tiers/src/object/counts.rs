@@ -7,6 +7,8 @@ use prometheus_client::{metrics::counter::Counter, registry::Registry};
 pub struct PackMetrics {
     /// Packs uploaded.
     pub packs_made: Counter,
+    /// Packs named in the log: those that a start finds.
+    pub named_packs: Counter,
     /// Blocks in them.
     pub packed_blocks: Counter,
     /// Bytes of these blocks before they were encoded.
@@ -42,6 +44,7 @@ impl PackMetrics {
         let metrics = Self::default();
         for (name, help, counter) in [
             ("packs_made", "Packs uploaded", &metrics.packs_made),
+            ("named_packs", "Packs named in the log", &metrics.named_packs),
             ("packed_blocks", "Blocks in packs that were uploaded", &metrics.packed_blocks),
             ("packed_bytes", "Bytes of these blocks", &metrics.packed_bytes),
             ("stored_bytes", "Bytes that they take in the packs", &metrics.stored_bytes),

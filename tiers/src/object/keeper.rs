@@ -44,7 +44,7 @@ const START_DEADLINE: Duration = Duration::from_secs(600);
 /// How long one write of the log may take.
 const LOG_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a pack waits to be named with others.
-const NAME_DELAY: Duration = Duration::from_secs(5);
+const NAME_DELAY: Duration = Duration::from_secs(2);
 /// Records of packs that are named at once when there are so many.
 const NAMED_TOGETHER: usize = 16;
 /// When what failed is tried again, at first.
@@ -86,6 +86,8 @@ pub(super) struct Keeper {
     /// What the log is to be told, and who waits for that.
     records: Vec<ManifestRecord>,
     waiting: Vec<oneshot::Sender<Result<()>>>,
+    /// Packs among what the log was told and has not written.
+    unnamed: u64,
     start_at: Option<Instant>,
     flush_at: Option<Instant>,
     beat_at: Instant,
@@ -103,6 +105,7 @@ impl Keeper {
             log: None,
             records: Vec::new(),
             waiting: Vec::new(),
+            unnamed: 0,
             start_at: Some(now),
             flush_at: None,
             beat_at: now,
@@ -224,9 +227,12 @@ impl Keeper {
         let Some(log) = &mut self.log else { return };
         let now = self.core.now_unix_ms();
         let records = std::mem::take(&mut self.records);
+        let is_pack = |record: &&ManifestRecord| matches!(record, ManifestRecord::Pack(_));
+        self.unnamed += u64::try_from(records.iter().filter(is_pack).count()).unwrap_or(0);
         match log.append(records, now, Instant::now() + LOG_DEADLINE).await {
             Ok(()) => {
                 self.retry = RETRY_MIN;
+                self.core.metrics.named_packs.inc_by(std::mem::take(&mut self.unnamed));
                 for done in self.waiting.drain(..) {
                     // Whoever asked may have gone.
                     drop(done.send(Ok(())));

@@ -89,15 +89,16 @@ impl Packer {
             if !self.core.epoch.wait().await {
                 break;
             }
-            self.runs.hold_unoffered(true);
             tokio::select! {
                 () = self.core.epoch.lost() => {}
                 () = sleep_until(next) => {}
                 () = self.runs.sealed_more() => {}
             }
             next = Instant::now() + LOOK_INTERVAL;
-            if let Err(error) = self.look().await {
-                self.runs.hold_unoffered(false);
+            let looked = self.look().await;
+            // A bucket that fails must not hold up nvme.
+            self.runs.hold_unoffered(looked.is_ok());
+            if let Err(error) = looked {
                 self.core.metrics.pack_failures.inc();
                 if let Some(left_out) = self.core.failed_packs.turn() {
                     tracing::warn!(%error, left_out, "object packs cannot be made now");
