@@ -18,7 +18,7 @@ use object_store::{
 };
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
-use tokio::time::Instant;
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::{
     ObjectMetrics,
@@ -106,6 +106,8 @@ struct Counted {
     cut: Option<(usize, Cut)>,
     /// How often others go first, at each call.
     yields: Option<Draws>,
+    /// Writes wait for a permit.
+    gate: Option<Arc<Semaphore>>,
 }
 
 /// A store in memory that counts calls and can be cut off.
@@ -134,6 +136,18 @@ impl Double {
     pub(super) fn yielding(self, seed: u64) -> Self {
         self.counted.lock().yields = Some(Draws::new(seed));
         self
+    }
+
+    pub(super) fn gated(self, gate: &Arc<Semaphore>) -> Self {
+        self.counted.lock().gate = Some(Arc::clone(gate));
+        self
+    }
+
+    async fn pass_gate(&self) {
+        let gate = self.counted.lock().gate.clone();
+        if let Some(gate) = gate {
+            gate.acquire().await.unwrap().forget();
+        }
     }
 
     pub(super) fn bucket(&self) -> Arc<Bucket> {
@@ -200,7 +214,10 @@ impl ObjectStore for Double {
         'b: 'r,
         Self: 'r,
     {
-        Box::pin(self.through(self.inner.put_opts(location, payload, opts)))
+        Box::pin(async move {
+            self.pass_gate().await;
+            self.through(self.inner.put_opts(location, payload, opts)).await
+        })
     }
 
     fn put_multipart_opts<'a, 'b, 'r>(

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use object_store::memory::InMemory;
+use tokio::sync::Semaphore;
 
 use super::*;
 use crate::object::rig::{Double, LONG_MS, NOW, owner, soon};
@@ -100,6 +101,27 @@ async fn old_epochs_are_forgotten_and_their_numbers_not_used_again() {
     }
     assert_eq!(epochs(&bucket, &owner(), soon()).await.unwrap(), (13..=21).collect::<Vec<_>>());
     assert!(still_owner(&bucket, &held, soon()).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_newcomer_that_makes_a_forgotten_epoch_again_does_not_take_it_for_the_newest() {
+    let inner = store();
+    let gate = Arc::new(Semaphore::new(0));
+    let bucket = Double::over(&inner).bucket();
+    let slow = Double::over(&inner).gated(&gate).bucket();
+    open(&bucket, "a", NOW).await.unwrap();
+    let meanwhile = async {
+        // The slow one has seen epoch 1, and is about to create epoch 2.
+        tokio::task::yield_now().await;
+        for _ in 0..20 {
+            let held = open(&bucket, "a", NOW).await.unwrap();
+            forget_old_epochs(&bucket, &held, soon()).await.unwrap();
+        }
+        assert!(!epochs(&bucket, &owner(), soon()).await.unwrap().contains(&2));
+        gate.add_permits(10);
+    };
+    let (slow, ()) = tokio::join!(open(&slow, "a", NOW), meanwhile);
+    assert_eq!(slow.unwrap().epoch, 22);
 }
 
 #[tokio::test(start_paused = true)]

@@ -54,6 +54,11 @@ async fn an_epoch_that_never_began_is_closed_too() {
     let slow = open_epoch(&bucket, &owner(), "b", NOW + LONG_MS, soon()).await.unwrap();
     let (_new, found) = open(&bucket, "c", NOW + 2 * LONG_MS).await.unwrap();
     assert_eq!(blocks(&found), expected([(first, &[1])]));
+    let late = open_held(&bucket, slow.clone(), NOW + 2 * LONG_MS).await;
+    assert!(matches!(late, Err(OwnerError::Fenced { epoch: 2, .. })), "{late:?}");
+    // Also if what closed its log is gone, after very many epochs.
+    let closing = owner().manifest(Seq { epoch: 2, seq: 1 }).name(&owner().cluster);
+    bucket.delete(&closing, soon()).await.unwrap();
     let late = open_held(&bucket, slow, NOW + 2 * LONG_MS).await;
     assert!(matches!(late, Err(OwnerError::Fenced { epoch: 2, .. })), "{late:?}");
     let (_next, found) = open(&bucket, "c", NOW + 2 * LONG_MS).await.unwrap();
