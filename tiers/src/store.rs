@@ -238,6 +238,10 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
     /// Reads a block into `into`, whose length is that of the block.
     fn get<'a>(&'a self, wanted: Wanted, into: BlockWriter) -> BoxFuture<'a, Result<Load>>;
 
+    /// The bytes of a block were not the right ones: whether it is damaged for good, so that it is to be
+    /// [removed](Self::remove). False where the way to the tier may have been at fault, which ends.
+    fn is_damaged(&self, block: &Wanted) -> bool;
+
     /// Forgets blocks, for good: they do not come back with a restart. Absent blocks are a success. It
     /// may forget a block by its hash, wherever it is: no put of it may be under way meanwhile.
     /// When it returns, none of the places can be read. Dropping the future does not stop it.

@@ -120,7 +120,6 @@ pub(super) struct Summary {
     pub(super) number: PackNumber,
     pub(super) info: Arc<PackInfo>,
     pub(super) live_blocks: u64,
-    pub(super) live_bytes: u64,
 }
 
 /// Sums over all packs.
@@ -201,14 +200,6 @@ impl Catalog {
         self.0.read().numbers.get(id).copied()
     }
 
-    /// The locations of a pack that can still be read.
-    pub(super) fn live_in(&self, number: PackNumber) -> Vec<(usize, Location)> {
-        let state = self.0.read();
-        let Some(pack) = state.packs.get(&number) else { return Vec::new() };
-        let live = (0..pack.slots.len()).filter(|index| pack.live(*index).is_some());
-        live.filter_map(|index| Some((index, number.location(index)?))).collect()
-    }
-
     /// All packs, the oldest first.
     pub(super) fn packs(&self) -> Vec<Summary> {
         let state = self.0.read();
@@ -216,7 +207,6 @@ impl Catalog {
             number: *number,
             info: Arc::clone(&pack.info),
             live_blocks: pack.live_blocks,
-            live_bytes: pack.live_bytes,
         };
         state.packs.iter().map(summary).collect()
     }

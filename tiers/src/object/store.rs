@@ -92,16 +92,12 @@ impl ObjectStore {
                 Tried::Hit(_) if self.core.catalog.resolve(wanted.location).is_none() => {
                     return Ok(Load::Miss);
                 }
-                Tried::Hit(writer) => {
-                    self.suspects.lock().remove(&wanted.location);
-                    return Ok(Load::Hit(writer));
-                }
+                Tried::Hit(writer) => return Ok(Load::Hit(writer)),
                 Tried::Wrong(writer) => into = writer,
                 Tried::Not(answer) => return answer,
             }
         }
-        self.core.metrics.wrong_blocks.inc();
-        if self.is_given_up(wanted.location) {
+        if self.is_damaged(&wanted) {
             self.core.catalog.kill(wanted.location);
             return Ok(Load::Miss);
         }
@@ -215,6 +211,11 @@ impl BlockStore for ObjectStore {
 
     fn get<'a>(&'a self, wanted: Wanted, into: BlockWriter) -> BoxFuture<'a, Result<Load>> {
         Box::pin(self.read(wanted, into))
+    }
+
+    fn is_damaged(&self, block: &Wanted) -> bool {
+        self.core.metrics.wrong_blocks.inc();
+        self.is_given_up(block.location)
     }
 
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {

@@ -353,6 +353,11 @@ impl Shared {
         }
         self.metrics.corrupt(tier).inc();
         self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
+        let namespace = *block.namespace.id();
+        let wrong = Wanted { namespace, hash: at.key.hash, location: copy.location };
+        if !store.is_damaged(&wrong) {
+            return Fetch::Corrupt;
+        }
         let forgotten = self.forget(store, &block.namespace, at, copy.location);
         match timeout_at(deadline, forgotten).await {
             Ok(()) => Fetch::Corrupt,

@@ -149,6 +149,10 @@ impl BlockStore for Faulty {
         self.inner.attach(above);
     }
 
+    fn is_damaged(&self, block: &Wanted) -> bool {
+        self.inner.is_damaged(block)
+    }
+
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             self.disturb().await?;

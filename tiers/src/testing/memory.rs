@@ -328,6 +328,10 @@ impl BlockStore for MemoryStore {
         *self.above.lock() = Some(above);
     }
 
+    fn is_damaged(&self, _block: &Wanted) -> bool {
+        true
+    }
+
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             self.check_open()?;

@@ -224,6 +224,10 @@ mod tests {
             Box::pin(async { Ok(()) })
         }
 
+        fn is_damaged(&self, _block: &Wanted) -> bool {
+            true
+        }
+
         fn shed(&self) {
             self.0.shed();
         }
