@@ -67,7 +67,9 @@ pub struct Args {
     #[arg(
         long,
         value_name = "HOST:PORT",
-        conflicts_with_all = ["dram", "memory", "nvme", "nvme_path", "segment_bytes", "crash_every"]
+        conflicts_with_all = [
+            "dram", "memory", "nvme", "nvme_path", "segment_bytes", "set", "crash_every"
+        ]
     )]
     pub endpoint: Option<String>,
 
@@ -90,6 +92,11 @@ pub struct Args {
     /// Bytes of one segment of that tier, for example 16MiB
     #[arg(long, value_name = "SIZE")]
     pub segment_bytes: Option<String>,
+
+    /// Any other setting of the server that is started, for example object.url=file:///var/blocks;
+    /// can be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
 
     /// Puts ask to be acknowledged when they are on nvme, not when they are readable
     #[arg(long)]
@@ -201,6 +208,7 @@ fn settings(args: &Args) -> ServerSettings {
         dram: args.dram.clone(),
         memory: args.memory.clone(),
         nvme: wanted.then_some(nvme),
+        others: args.set.clone(),
     }
 }
 

@@ -40,8 +40,8 @@ pub struct Object {
     /// Bytes of this node's packs in the bucket; the coldest leave. Default `none`: no limit but
     /// `object.ttl`. The least is 64MiB.
     pub capacity: Maybe<Size>,
-    /// How long a pack stays after it was made, unless what is used of it is packed again. Default
-    /// `7d`: a week of sessions. `none`: no limit. The least is 1m.
+    /// How long a pack stays after it was made. Default `7d`: a week of sessions. `none`: no limit. The
+    /// least is 1m.
     pub ttl: Maybe<Period>,
     /// Which blocks are stored. Default `reused`: those that were read since they were put, because
     /// every stored byte is paid for. `all`: all.

@@ -50,6 +50,8 @@ pub struct ServerSettings {
     pub memory: Option<String>,
     /// Its nvme tier, if it gets one.
     pub nvme: Option<NvmeSettings>,
+    /// Any other settings, as `key=value`.
+    pub others: Vec<String>,
 }
 
 /// What the server is told of its nvme tier.
@@ -280,6 +282,9 @@ fn command(settings: &ServerSettings, directory: &Directory) -> Result<Command> 
         {
             value.iter().for_each(|value| set(key, value));
         }
+    }
+    for other in &settings.others {
+        command.args(["--set", other]);
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).kill_on_drop(true);
     Ok(command)
