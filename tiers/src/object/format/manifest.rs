@@ -108,7 +108,7 @@ impl ManifestRecord {
                 fields.need(16)?;
                 let before = Seq { epoch: fields.u64(), seq: fields.u64() };
                 let (keys, _) = fields.0.as_chunks::<KEY_BYTES>();
-                let keys = keys.iter().map(|key| decode_key(key)).collect::<Vec<_>>();
+                let keys = keys.iter().map(decode_key).collect::<Vec<_>>();
                 fields.skip(keys.len() * KEY_BYTES);
                 Self::Removed { keys, before }
             }

@@ -234,8 +234,11 @@ fn manifests_and_epochs_come_back() {
     assert_eq!(Alive::decode(&epoch().encode()), Err(Damage::Foreign));
 }
 
+/// What a decoder says is wrong.
+type Wrong = fn(&[u8]) -> Option<Damage>;
+
 /// Every structure, with what decodes it.
-fn structures() -> Vec<(Vec<u8>, fn(&[u8]) -> Option<Damage>)> {
+fn structures() -> Vec<(Vec<u8>, Wrong)> {
     let trailer = |bytes: &[u8]| {
         let of = whole(&pack(5, CodingPolicy::Compressed)).len() as u64;
         PackTrailer::decode(bytes, of).err()
