@@ -20,6 +20,7 @@ mod identity;
 mod memory;
 mod metrics;
 mod nvme;
+mod object;
 mod plan;
 mod put_get;
 mod replay;

@@ -18,6 +18,8 @@ type Source = Box<dyn StdError + Send + Sync>;
 
 /// How long to wait after requests that were not, or no longer, tried.
 pub(super) const PAUSE_AFTER_BUSY: Duration = Duration::from_secs(1);
+/// Characters of an answer of the store that a message repeats.
+const WORDS_CHARS_MAX: usize = 600;
 /// What precedes the HTTP status in messages of the library.
 const STATUS_MARK: &str = "status code: ";
 
@@ -69,10 +71,15 @@ impl BucketError {
 impl fmt::Display for BucketError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.doing)?;
-        if let Some(source) = &self.source {
-            write!(f, ": {source}")?;
+        let Some(source) = &self.source else { return Ok(()) };
+        // Stores answer with pages of XML.
+        let words = source.to_string();
+        let words: Vec<&str> = words.split_whitespace().collect();
+        let words = words.join(" ");
+        match words.char_indices().nth(WORDS_CHARS_MAX) {
+            Some((end, _)) => write!(f, ": {}..", words.get(..end).unwrap_or_default()),
+            None => write!(f, ": {words}"),
         }
-        Ok(())
     }
 }
 
