@@ -19,6 +19,6 @@ pub mod names;
 pub mod owner;
 pub mod rebuild;
 #[cfg(test)]
-mod rig;
+mod rig_tests;
 
 pub use metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel};
