@@ -53,6 +53,10 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often it is looked what should leave and what can be deleted.
 const TEND_EVERY: Duration = Duration::from_secs(30);
+/// When the next step of a compaction comes.
+const TEND_AGAIN: Duration = Duration::from_millis(100);
+/// How often it is looked for packs that nobody will name any more: the names of all are listed for it.
+const SWEEP_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long an object stays after nobody needs it any more: longer than the deadline of a read and the
 /// longest lease.
 const DELETE_GRACE: Duration = Duration::from_secs(4200);
@@ -92,6 +96,7 @@ pub(super) struct Keeper {
     flush_at: Option<Instant>,
     beat_at: Instant,
     tend_at: Instant,
+    sweep_at: Instant,
     retry: Duration,
 }
 
@@ -110,6 +115,7 @@ impl Keeper {
             flush_at: None,
             beat_at: now,
             tend_at: now,
+            sweep_at: now + SWEEP_EVERY,
             retry: RETRY_MIN,
         }
     }
@@ -154,7 +160,6 @@ impl Keeper {
         }
         if self.log.is_some() && self.tend_at <= now {
             self.tend().await;
-            self.tend_at = Instant::now() + TEND_EVERY;
         }
     }
 
@@ -314,7 +319,8 @@ impl Keeper {
         let now = self.core.now_unix_ms();
         let held = open_epoch(bucket, &config.owner, &config.holder, now, deadline).await?;
         let (bucket, local) = (Arc::clone(bucket), Some(self.local.clone()));
-        ManifestLog::open(LogParts::new(bucket, held, local), now, deadline).await
+        let parts = LogParts::new(bucket, held, local).without_unnamed();
+        ManifestLog::open(parts, now, deadline).await
     }
 
     /// Serves what is there, and writes nothing.
@@ -395,19 +401,29 @@ impl Keeper {
         self.expire();
         let (now, deadline) = (self.core.now_unix_ms(), Instant::now() + LOG_DEADLINE);
         let Some(log) = &mut self.log else { return };
+        let sweeps = self.sweep_at <= Instant::now();
+        let mut more = false;
         let collected = async {
+            if sweeps {
+                log.sweep(now, deadline).await?;
+            }
             let collected = log.collect(now, DELETE_GRACE, deadline).await?;
-            while log.needs_compaction() && log.compact(now, deadline).await? {}
+            // One step: who removes something waits meanwhile.
+            more = log.needs_compaction() && log.compact(now, deadline).await?;
             Ok::<_, OwnerError>(collected)
         };
         match collected.await {
             Ok(collected) => {
                 let packs = u64::try_from(collected.packs.len()).unwrap_or(0);
                 self.core.metrics.deleted_packs.inc_by(packs);
+                if sweeps {
+                    self.sweep_at = Instant::now() + SWEEP_EVERY;
+                }
             }
             Err(error) if self.is_over(&error) => {}
             Err(error) => tracing::warn!(%error, "object garbage stays for now"),
         }
+        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { TEND_EVERY };
     }
 
     /// Drops packs that are too old, and the coldest while there are too many.

@@ -37,7 +37,7 @@ mod packer;
 mod reader;
 pub mod rebuild;
 #[cfg(test)]
-mod rig;
+mod rig_tests;
 mod store;
 
 use self::core::Core;

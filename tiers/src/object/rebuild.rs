@@ -15,8 +15,8 @@
 //! - Orphans come back at most once. An epoch begins by naming those of all older epochs; when it says
 //!   that it has begun, what is unnamed and older is a leftover from then on. Without that rule
 //!   removals would have to be kept for ever, because a late upload could bring a key back.
-//! - What cannot be read is not guessed. A log that a newer version wrote is left alone as a whole.
-//!   Where an object of the log is missing or damaged, it may have held removals: the packs of its
+//! - What a newer version wrote is left alone: a pack, or the whole log.
+//! - What cannot be read is not guessed. Where an object of the log is missing or damaged, it may have held removals: the packs of its
 //!   epoch and of older ones are forgotten, a clean miss, and nothing is taken for an orphan or a
 //!   leftover.
 //!
@@ -174,6 +174,24 @@ pub(super) enum Read {
     Damaged(ManifestId),
 }
 
+/// What the end of an object says that is named like a pack.
+enum End {
+    Ours(RebuiltPack),
+    /// It is damaged, another's or gone.
+    NoPack(PackId),
+    /// It is of a newer version, and left alone.
+    Newer,
+}
+
+impl End {
+    fn of_damage(id: PackId, damage: Damage) -> Self {
+        match damage {
+            Damage::Version => Self::Newer,
+            Damage::Foreign | Damage::Checksum | Damage::Misplaced => Self::NoPack(id),
+        }
+    }
+}
+
 /// The part of a log that counts.
 #[derive(Debug, Default)]
 pub(super) struct Log {
@@ -262,30 +280,32 @@ impl Source<'_> {
         if folded.lost_until.is_some() {
             return Ok(found);
         }
-        let mut candidates = Vec::new();
-        for (id, bytes) in self.list_packs().await? {
-            if folded.packs.contains_key(&id) || folded.dropped.contains(&id) {
-                continue;
-            }
-            if id.epoch < folded.begun {
-                found.leftovers.push(id);
-            } else {
-                candidates.push((id, bytes));
-            }
-        }
-        let footers = candidates.into_iter().map(|(id, bytes)| self.read_footer(id, bytes).boxed());
-        let footers = footers.collect::<Vec<_>>();
-        let mut footers = stream::iter(footers).buffer_unordered(FOOTERS_AT_ONCE);
-        while let Some(footer) = footers.try_next().await? {
+        let named = |id: &PackId| folded.packs.contains_key(id) || folded.dropped.contains(id);
+        let mut unnamed = self.list_packs().await?;
+        unnamed.retain(|(id, _)| !named(id));
+        for end in self.read_ends(unnamed).await? {
             found.footers += 1;
-            match footer {
-                Ok(pack) => found.orphans.push(pack),
-                Err(id) => found.leftovers.push(id),
+            match end {
+                End::Ours(pack) if pack.id.epoch >= folded.begun => found.orphans.push(pack),
+                End::Ours(RebuiltPack { id, .. }) | End::NoPack(id) => found.leftovers.push(id),
+                End::Newer => {}
             }
         }
-        drop(footers);
         found.orphans.sort_unstable_by_key(|pack| pack.id);
+        found.leftovers.sort_unstable();
         Ok(found)
+    }
+
+    /// Of packs that nobody names, those that may be deleted: all but those of newer versions.
+    pub(super) async fn deletable(
+        &self,
+        packs: Vec<(PackId, u64)>,
+    ) -> Result<Vec<PackId>, OwnerError> {
+        let ends = self.read_ends(packs).await?.into_iter().filter_map(|end| match end {
+            End::Ours(RebuiltPack { id, .. }) | End::NoPack(id) => Some(id),
+            End::Newer => None,
+        });
+        Ok(ends.collect())
     }
 
     /// The packs of the ordinal that are in the bucket, and their bytes.
@@ -298,27 +318,34 @@ impl Source<'_> {
         Ok(packs.collect())
     }
 
-    /// Reads the footer of a pack; only its id if it is damaged, foreign or gone.
-    async fn read_footer(
-        &self,
-        id: PackId,
-        bytes: u64,
-    ) -> Result<Result<RebuiltPack, PackId>, OwnerError> {
+    /// Reads trailers and footers, in no order.
+    async fn read_ends(&self, packs: Vec<(PackId, u64)>) -> Result<Vec<End>, OwnerError> {
+        let ends = packs.into_iter().map(|(id, bytes)| self.read_end(id, bytes).boxed());
+        let ends = ends.collect::<Vec<_>>();
+        stream::iter(ends).buffer_unordered(FOOTERS_AT_ONCE).try_collect().await
+    }
+
+    async fn read_end(&self, id: PackId, bytes: u64) -> Result<End, OwnerError> {
         let name = id.name(&self.owner.cluster);
         let Some(trailer_at) = bytes.checked_sub(PackTrailer::BYTES as u64) else {
-            return Ok(Err(id));
+            return Ok(End::NoPack(id));
         };
         let Some(trailer) = self.get_if_there(&name, trailer_at..bytes).await? else {
-            return Ok(Err(id));
+            return Ok(End::NoPack(id));
         };
-        let Ok(trailer) = PackTrailer::decode(&trailer, bytes) else { return Ok(Err(id)) };
+        let trailer = match PackTrailer::decode(&trailer, bytes) {
+            Ok(trailer) => trailer,
+            Err(damage) => return Ok(End::of_damage(id, damage)),
+        };
         let Some(footer) = self.get_if_there(&name, trailer.footer_range()).await? else {
-            return Ok(Err(id));
+            return Ok(End::NoPack(id));
         };
-        let footer = trailer.footer(&footer).ok();
         let ours = |footer: &Footer| footer.id == id && footer.cluster == self.owner.cluster;
-        let footer = footer.filter(ours).ok_or(id);
-        Ok(footer.map(|footer| RebuiltPack { id, bytes, footer }))
+        Ok(match trailer.footer(&footer) {
+            Ok(footer) if ours(&footer) => End::Ours(RebuiltPack { id, bytes, footer }),
+            Ok(_another) => End::NoPack(id),
+            Err(damage) => End::of_damage(id, damage),
+        })
     }
 
     async fn get_if_there(

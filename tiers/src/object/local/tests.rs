@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::object::{names::Seq, rig::owner};
+use crate::object::{names::Seq, rig_tests::owner};
 
 fn id(seq: u64) -> ManifestId {
     owner().manifest(Seq { epoch: 1, seq })

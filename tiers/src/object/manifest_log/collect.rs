@@ -96,7 +96,8 @@ impl ManifestLog {
             over && !self.packs.contains(id) && !self.dropped.contains_key(id)
         };
         let listed = self.source(deadline).list_packs().await?;
-        let left: Vec<_> = listed.into_iter().map(|(id, _)| id).filter(abandoned).collect();
+        let left = listed.into_iter().filter(|(id, _)| abandoned(id)).collect();
+        let left = self.source(deadline).deletable(left).await?;
         let records = left.iter().map(|id| ManifestRecord::Dropped(*id)).collect();
         self.append(records, now_unix_ms, deadline).await?;
         Ok(left)

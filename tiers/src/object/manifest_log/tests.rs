@@ -16,7 +16,7 @@ use super::*;
 use crate::object::{
     owner::{beat, open_epoch},
     rebuild::{Rebuilt, rebuild},
-    rig::{Double, LONG_MS, NOW, blocks, key, owner, pack, soon, upload},
+    rig_tests::{Double, LONG_MS, NOW, blocks, key, owner, pack, soon, upload},
 };
 
 const GRACE: Duration = Duration::from_secs(900);
@@ -194,7 +194,7 @@ async fn uploads_that_nobody_named_are_adopted_once_and_later_ones_are_swept() {
 
 #[tokio::test(start_paused = true)]
 async fn after_a_failure_records_are_written_in_order_and_once() {
-    for how in [crate::object::rig::Cut::Before, crate::object::rig::Cut::After] {
+    for how in [crate::object::rig_tests::Cut::Before, crate::object::rig_tests::Cut::After] {
         let inner = Arc::new(InMemory::new());
         let (mut log, _) = open(&Double::over(&inner).bucket(), "a", NOW).await.unwrap();
         let whole =

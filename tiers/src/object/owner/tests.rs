@@ -6,7 +6,7 @@ use object_store::memory::InMemory;
 use tokio::sync::Semaphore;
 
 use super::*;
-use crate::object::rig::{Double, LONG_MS, NOW, owner, soon};
+use crate::object::rig_tests::{Double, LONG_MS, NOW, owner, soon};
 
 async fn open(bucket: &Bucket, holder: &str, now: u64) -> Result<Ownership, OwnerError> {
     open_epoch(bucket, &owner(), holder, now, soon()).await

@@ -1,7 +1,7 @@
 //! How a log is walked back, and what its parts say together.
 
 use super::*;
-use crate::object::rig::{key, owner, pack};
+use crate::object::rig_tests::{key, owner, pack};
 
 fn at(epoch: u64, seq: u64) -> Seq {
     Seq { epoch, seq }

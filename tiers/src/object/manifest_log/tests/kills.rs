@@ -1,7 +1,7 @@
 //! A process that ends between any two calls to the bucket, and what the next one finds.
 
 use super::*;
-use crate::object::rig::Cut;
+use crate::object::rig_tests::Cut;
 
 /// What a process was told, and what it asked for.
 #[derive(Debug, Default, Clone)]
@@ -77,11 +77,7 @@ async fn life(bucket: &Arc<Bucket>, ledger: &mut Ledger, now: u64) -> Option<()>
     let holder = format!("node-{now}");
     let (mut log, found) = open(bucket, &holder, now).await.ok()?;
     ledger.check(&blocks(&found));
-    let first = ledger.add(&mut log, &[1, 2, 3]).await?;
-    let second = ledger.add(&mut log, &[2, 4]).await?;
-    ledger.add(&mut log, &[5, 6, 7, 8]).await?;
-    ledger.remove(&mut log, &[2, 5]).await?;
-    ledger.drop_pack(&mut log, first).await?;
+    let second = youth(&mut log, ledger).await?;
     // A pack that has its number before the compaction, and is uploaded and never named after it.
     let building = log.next_pack();
     ledger.contents.insert(building, BTreeSet::from([20, 21]));
@@ -89,6 +85,16 @@ async fn life(bucket: &Arc<Bucket>, ledger: &mut Ledger, now: u64) -> Option<()>
     busy_compaction(&mut log, ledger, now).await?;
     ledger.drop_pack(&mut log, second).await?;
     old_age(&mut log, ledger, building, now).await
+}
+
+/// Adds, removes and drops; says which pack is dropped later.
+async fn youth(log: &mut ManifestLog, ledger: &mut Ledger) -> Option<PackId> {
+    let first = ledger.add(log, &[1, 2, 3]).await?;
+    let second = ledger.add(log, &[2, 4]).await?;
+    ledger.add(log, &[5, 6, 7, 8]).await?;
+    ledger.remove(log, &[2, 5]).await?;
+    ledger.drop_pack(log, first).await?;
+    Some(second)
 }
 
 /// Compacts, and appends between the steps.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::object::{names::ClusterName, rebuild::Reads};
+use crate::object::{format::checksum, names::ClusterName, rebuild::Reads};
 
 /// Opens the next epoch and its log, with a local copy.
 async fn open_at(double: &Double, dir: &std::path::Path) -> (ManifestLog, Rebuilt) {
@@ -68,6 +68,27 @@ async fn packs_of_others_and_what_is_no_pack_are_not_looked_at() {
     let rebuilt = rebuild(&bucket, &owner(), soon()).await.unwrap();
     assert_eq!(blocks(&rebuilt), expected([(id, &[1])]));
     assert_eq!(rebuilt.leftovers.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn packs_of_a_newer_version_are_left_alone() {
+    let bucket = Double::over(&Arc::new(InMemory::new())).bucket();
+    let (mut log, _) = open(&bucket, "a", NOW).await.unwrap();
+    let id = log.next_pack();
+    assert!(upload(&bucket, &pack(id, [1])).await);
+    let name = id.name(&owner().cluster);
+    let mut newer = bucket.get_whole(&name, 1 << 20, soon()).await.unwrap().to_vec();
+    let trailer_at = newer.len() - 64;
+    newer[trailer_at + 8] += 1;
+    let sum = checksum(&newer[trailer_at..trailer_at + 56]).to_le_bytes();
+    newer[trailer_at + 56..].copy_from_slice(&sum);
+    bucket.put(&name, vec![newer.into()], soon()).await.unwrap();
+    for _ in 0..2 {
+        let (mut log, rebuilt) = open(&bucket, "a", NOW).await.unwrap();
+        assert_eq!((rebuilt.packs.len(), rebuilt.leftovers), (0, vec![]));
+        assert_eq!(log.sweep(NOW, soon()).await.unwrap(), []);
+        assert_eq!(log.dropped.len(), 0);
+    }
 }
 
 #[tokio::test(start_paused = true)]
