@@ -21,7 +21,8 @@ async fn every_family_is_documented_and_no_other_is() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let server = Server::builder().dram("8MiB").set("nvme.path", path);
-    let server = server.set("nvme.capacity", "64MiB").start().await;
+    let bucket = format!("file://{path}/bucket");
+    let server = server.set("nvme.capacity", "64MiB").set("object.url", &bucket).start().await;
     let (status, page) = server.page("/metrics").await;
     assert_eq!(status, 200);
     assert!(page.ends_with("# EOF\n"));

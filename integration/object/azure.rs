@@ -21,5 +21,8 @@ async fn azurite_is_what_the_object_tier_needs() {
         options: vec![("use_emulator".to_owned(), "true".to_owned())],
         ..BucketConfig::default()
     };
-    conformance::conforms(&super::bucket(config)).await;
+    conformance::conforms(&super::bucket(config.clone())).await;
+    let missing = BucketConfig { url: "az://no-such-container".to_owned(), ..config };
+    let error = super::bucket(missing).probe().await.unwrap_err().to_string();
+    assert!(error.contains("there is no such bucket: create it"), "{error}");
 }

@@ -23,7 +23,7 @@ const OBJECT_BYTES: usize = 300_000;
 /// The deadline of requests that are broken.
 const DEADLINE: Duration = Duration::from_millis(1500);
 /// What a busy machine may add to it, and what cleaning up after a large write may.
-const SLACK: Duration = Duration::from_millis(1500);
+const SLACK: Duration = Duration::from_millis(2500);
 /// A store that is back is noticed within the longest pause of the breaker, 30 s.
 const RECOVERY: Duration = Duration::from_secs(45);
 

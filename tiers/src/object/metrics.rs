@@ -167,15 +167,16 @@ impl ObjectMetrics {
         };
         metrics.name_families(registry);
         let mut counter = |name: &str, help: &str, counter: &Counter| {
-            registry.register(name, help, counter.clone())
+            registry.register(name, help, counter.clone());
         };
         counter("asked_requests", "Requests asked for, without retries", &metrics.asked_requests);
         counter("retried_requests", "Requests sent again", &metrics.retried_requests);
         counter("breaker_openings", "Times that requests were paused", &metrics.breaker_openings);
         counter("read_bytes", "Bytes of objects read", &metrics.read_bytes);
         counter("written_bytes", "Bytes of objects written", &metrics.written_bytes);
-        let mut gauge =
-            |name: &str, help: &str, gauge: &Gauge| registry.register(name, help, gauge.clone());
+        let mut gauge = |name: &str, help: &str, gauge: &Gauge| {
+            registry.register(name, help, gauge.clone());
+        };
         gauge("requests_in_flight", "Requests under way", &metrics.requests_in_flight);
         gauge("concurrency_limit", "Requests that may be under way", &metrics.concurrency_limit);
         gauge("breaker_open", "1 while requests are paused", &metrics.breaker_open);

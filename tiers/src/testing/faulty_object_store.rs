@@ -37,7 +37,7 @@ pub enum Trouble {
     Stall,
     /// A body ends a byte too early.
     Shorter,
-    /// A body goes on for a byte too many.
+    /// A body goes on for a byte too many, and does not end.
     Longer,
     /// Two conditional writes met.
     Conflict,
@@ -238,7 +238,11 @@ impl ObjectStore for FaultyObjectStore {
             // In two pieces, as from a network.
             _ => vec![body.slice(..body.len() / 2), body.slice(body.len() / 2..)],
         };
-        let payload = GetResultPayload::Stream(stream::iter(chunks.into_iter().map(Ok)).boxed());
+        let mut chunks = stream::iter(chunks.into_iter().map(Ok)).boxed();
+        if trouble == Trouble::Longer {
+            chunks = chunks.chain(pending::<Result<Bytes>>().into_stream()).boxed();
+        }
+        let payload = GetResultPayload::Stream(chunks);
         Ok(GetResult { payload, meta, range, attributes, extensions })
     }
 
@@ -325,6 +329,7 @@ impl MultipartStore for FaultyObjectStore {
             self.uploads.lock().retain(|open| open != id);
             Ok(())
         };
-        Ok(self.suffer(path, abort).await?.0)
+        self.suffer(path, abort).await?;
+        Ok(())
     }
 }

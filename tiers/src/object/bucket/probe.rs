@@ -92,7 +92,7 @@ fn advice(what: &str, kind: BucketErrorKind, words: &str) -> String {
     let has = |texts: &[&str]| texts.iter().any(|text| words.contains(text));
     let advice = if has(&["NoSuchBucket", "ContainerNotFound", "specified bucket does not exist"]) {
         "there is no such bucket: create it, or correct object.url"
-    } else if has(&["169.254.169.254", "metadata.google", "Unable to load", "redential"])
+    } else if has(&["latest/api/token", "metadata.google", "Unable to load", "redential"])
         && kind != BucketErrorKind::Refused
     {
         "no credentials: set those of the provider, such as AWS_ACCESS_KEY_ID and \

@@ -185,11 +185,11 @@ async fn a_store_that_is_down_is_left_alone_and_noticed_when_it_is_back() {
 #[tokio::test(start_paused = true)]
 async fn retries_never_double_what_is_asked_for() {
     let (store, bucket) = faulty().await;
-    for round in 0..400 {
-        // Never so many failures in a row that the breaker helps.
-        let troubles = std::iter::repeat_n(Trouble::Status(500), FAILURES_MAX as usize - 1);
-        store.trouble_next(troubles);
-        store.trouble_next([Trouble::None]);
+    // Never so many failures in a row that the breaker helps.
+    let failures = std::iter::repeat_n(Trouble::Status(500), FAILURES_MAX as usize - 1);
+    let troubles: Vec<_> = failures.chain([Trouble::None]).collect();
+    store.trouble_next(std::iter::repeat_n(troubles, 500).flatten());
+    for round in 0..50 {
         let before = (store.requests(), bucket.metrics().asked_requests.get());
         for _ in 0..20 {
             read(&bucket).await.unwrap_or_default();
