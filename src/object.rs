@@ -28,6 +28,7 @@ pub(crate) struct ObjectTier {
 }
 
 /// What the tier is above.
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Below<'a> {
     pub(crate) nvme: &'a Arc<NvmeStore>,
     pub(crate) directory: &'a Directory,
