@@ -157,21 +157,13 @@ impl Server {
             NvmeMetrics::register(&mut registry)
         })?;
         let object = open_object(config, &name, nvme.as_ref(), &namespaces, &mut registry)?;
-        let nvme_store =
-            nvme.iter().map(|nvme| Arc::<NvmeStore>::clone(&nvme.store) as Arc<dyn BlockStore>);
-        let object_store =
-            object.iter().map(|it| Arc::<ObjectStore>::clone(&it.store) as Arc<dyn BlockStore>);
+        let colder = stores(nvme.as_ref(), object.as_ref());
         let stack_config = StackConfig {
             dram_bytes: budget.dram,
             index_blocks_max: budget.index_blocks_max(),
             seed: id::random_seed()?,
         };
-        let stack = Stack::open(
-            stack_config,
-            Arc::clone(&namespaces),
-            nvme_store.chain(object_store).collect(),
-            tier_metrics,
-        )?;
+        let stack = Stack::open(stack_config, Arc::clone(&namespaces), colder, tier_metrics)?;
 
         let giver = stack.clone();
         let leases =
@@ -379,6 +371,13 @@ impl Server {
             info!(blocks, "stopping although blocks wait to be copied to nvme");
         }
     }
+}
+
+/// The colder tiers, hot to cold.
+fn stores(nvme: Option<&NvmeTier>, object: Option<&ObjectTier>) -> Vec<Arc<dyn BlockStore>> {
+    let nvme = nvme.map(|tier| Arc::<NvmeStore>::clone(&tier.store) as Arc<dyn BlockStore>);
+    let object = object.map(|tier| Arc::<ObjectStore>::clone(&tier.store) as Arc<dyn BlockStore>);
+    nvme.into_iter().chain(object).collect()
 }
 
 fn open_object(
