@@ -47,7 +47,7 @@ struct Suspicion {
     since: Instant,
 }
 
-/// The object tier. Everything but reads goes through its [keeper](super::keeper).
+/// The object tier. Everything but reads goes through its keeper, see the module.
 #[derive(Debug)]
 pub struct ObjectStore {
     core: Arc<Core>,
