@@ -48,6 +48,7 @@ GOOD_VALUES: dict[str, Values] = {
             "lease": {"ttl_default": "30s", "ttl_max": "10m", "session_bytes_max": "auto"},
             "node": {"zone": "a", "advertise": "cache.example:7400"},
             "nvme": {"segment_bytes": "512MiB", "daily_writes": "none", "engine": "pread"},
+            "object": {"url": "s3://bucket/cache", "ttl": "1d", "admission": "all"},
         },
         "nvme": {"size": "3Ti", "storageClassName": "local-nvme", "path": "/data/kv"},
         "nodeSelector": {"disk": "fast"},
@@ -110,6 +111,7 @@ BAD_VALUES: dict[str, tuple[Values, str]] = {
         "storageClassName",
     ),
     "engine": ({"config": {"nvme": {"engine": "steam"}}}, "engine"),
+    "bucket of no provider": ({"config": {"object": {"url": "ftp://host/x"}}}, "url"),
     "selector label": ({"podLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name"),
 }
 

@@ -164,6 +164,23 @@ pub struct NvmeMetrics {
     pub index_rebuilds: Counter,
 }
 
+/// Every series whose labels are known exists from the start.
+fn begin(
+    errors: &Family<Op, Counter>,
+    damaged: &Family<What, Counter>,
+    rejected: &Family<Reason, Counter>,
+) {
+    for op in OpLabel::ALL {
+        drop(errors.get_or_create_owned(&Op { op: *op }));
+    }
+    for what in DamageLabel::ALL {
+        drop(damaged.get_or_create_owned(&What { what: *what }));
+    }
+    for reason in RejectLabel::ALL {
+        drop(rejected.get_or_create_owned(&Reason { reason: *reason }));
+    }
+}
+
 impl NvmeMetrics {
     /// Makes the counters and names them in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
@@ -176,15 +193,7 @@ impl NvmeMetrics {
             family(registry, "damaged", "Things on the disk that failed their checksum");
         let rejected: Family<Reason, Counter> =
             family(registry, "rejected_blocks", "Blocks that the tier did not take, by reason");
-        for op in OpLabel::ALL {
-            drop(errors.get_or_create_owned(&Op { op: *op }));
-        }
-        for what in DamageLabel::ALL {
-            drop(damaged.get_or_create_owned(&What { what: *what }));
-        }
-        for reason in RejectLabel::ALL {
-            drop(rejected.get_or_create_owned(&Reason { reason: *reason }));
-        }
+        begin(&errors, &damaged, &rejected);
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::default();
             registry.register(name, help, counter.clone());
