@@ -247,6 +247,13 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
     /// When it returns, none of the places can be read. Dropping the future does not stop it.
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>>;
 
+    /// Blocks were removed, whether or not the map had them: copies that the tier has and has not
+    /// [found](Above::found) yet must not come back. Returns at once.
+    ///
+    /// # Errors
+    /// `Unavailable` if they may, should this process end soon.
+    fn removed(&self, namespace: NamespaceId, hashes: &[BlockHash]) -> Result<()>;
+
     /// Asks the tier to reclaim its coldest part soon, because the map is full of blocks that only
     /// colder tiers have. Returns at once; it may be asked again for every block of a put, and may
     /// call [`Above::leaving`] before it returns.

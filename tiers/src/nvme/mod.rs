@@ -80,10 +80,11 @@ pub use self::{
     writer::Writer,
 };
 use crate::{
+    block::BlockHash,
     error::{Error, ErrorKind, Result},
     limits::MIB,
     map::Location,
-    namespace::NamespaceTable,
+    namespace::{NamespaceId, NamespaceTable},
     store::{Above, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
@@ -294,6 +295,11 @@ impl BlockStore for NvmeStore {
             let asked = asked.map(|blocks| self.ask(|done| Op::Remove { blocks, done }));
             join_all(asked).await.into_iter().collect()
         })
+    }
+
+    fn removed(&self, _namespace: NamespaceId, _hashes: &[BlockHash]) -> Result<()> {
+        // All of its blocks are found before the stack is used.
+        Ok(())
     }
 
     fn shed(&self) {

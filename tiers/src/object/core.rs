@@ -1,6 +1,7 @@
 //! What the parts of the tier share, and how they are put together.
 
 use std::{
+    collections::HashSet,
     fmt,
     path::PathBuf,
     sync::{Arc, OnceLock, Weak},
@@ -22,6 +23,7 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
+    key::IndexKey,
     limits::MIB,
     namespace::NamespaceTable,
     seldom::Seldom,
@@ -128,6 +130,8 @@ pub(super) struct Core {
     pub(super) above: OnceLock<Weak<dyn Above>>,
     pub(super) epoch: EpochGate,
     pub(super) failed_packs: Seldom,
+    /// Blocks that were removed before those in the bucket were found; none from then on.
+    pub(super) unfound: Mutex<Option<HashSet<IndexKey>>>,
     /// None once closed.
     keeper: Mutex<Option<mpsc::Sender<Keep>>>,
     filled: watch::Sender<bool>,
@@ -230,6 +234,7 @@ impl ObjectStore {
             above: OnceLock::new(),
             epoch: EpochGate(watch::Sender::new(Holding::No)),
             failed_packs: Seldom::default(),
+            unfound: Mutex::new(Some(HashSet::new())),
             keeper: Mutex::new(Some(keep)),
             filled: watch::Sender::new(false),
             clock,

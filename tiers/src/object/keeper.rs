@@ -33,7 +33,7 @@ use crate::{
     fields::checksum,
     key::IndexKey,
     map::Location,
-    store::Found,
+    store::{Found, Wanted},
     tier::Tier,
 };
 
@@ -175,11 +175,12 @@ impl Keeper {
                 }
             }
             Keep::Name { footer, unwanted } => {
-                self.note(ManifestRecord::Pack(*footer));
+                // First what was removed: a kill between the two must not bring it back.
                 if let Some(log) = self.log.as_ref().filter(|_| !unwanted.is_empty()) {
                     let removal = log.removal(unwanted);
                     self.note(removal);
                 }
+                self.note(ManifestRecord::Pack(*footer));
             }
             Keep::GiveUp(id) => self.note(ManifestRecord::Dropped(id)),
             Keep::Remove { keys, done } => self.remove(keys, done),
@@ -296,7 +297,10 @@ impl Keeper {
         let deadline = Instant::now() + START_DEADLINE;
         match self.take(deadline).await {
             Ok((log, rebuilt)) => {
-                self.fill(rebuilt).await;
+                let removed = self.fill(rebuilt).await;
+                if !removed.is_empty() {
+                    self.note(log.removal(removed));
+                }
                 core.epoch.hold();
                 core.filled();
                 self.log = Some(log);
@@ -327,7 +331,8 @@ impl Keeper {
     async fn read_only(&mut self, deadline: Instant) {
         match rebuild(&self.core.bucket, &self.core.config.owner, deadline).await {
             Ok(rebuilt) => {
-                self.fill(rebuilt).await;
+                // Nothing can be written of what was removed meanwhile.
+                drop(self.fill(rebuilt).await);
                 self.core.filled();
             }
             Err(error) => {
@@ -337,8 +342,9 @@ impl Keeper {
         }
     }
 
-    /// Puts what was found into the catalog and the map.
-    async fn fill(&self, rebuilt: Rebuilt) {
+    /// Puts what was found into the catalog and the map; returns what was removed meanwhile, which is
+    /// not in the map again.
+    async fn fill(&self, rebuilt: Rebuilt) -> Vec<IndexKey> {
         let mut places: HashMap<u64, Location> = HashMap::new();
         for pack in rebuilt.packs {
             if self.core.catalog.number_of(&pack.id).is_none() {
@@ -356,6 +362,16 @@ impl Keeper {
             footers = rebuilt.reads.footers,
             "object packs found"
         );
+        let removed = self.core.unfound.lock().take().unwrap_or_default();
+        let found = removed.iter().filter_map(|key| Some(key.at(*places.get(&digest(key))?)));
+        let found: Vec<Wanted> = found.collect();
+        if let Some(above) = self.core.above() {
+            above.leaving(Tier::Object, &found);
+        }
+        for block in &found {
+            self.core.catalog.kill(block.location);
+        }
+        removed.into_iter().collect()
     }
 
     fn fill_pack(&self, pack: RebuiltPack, places: &mut HashMap<u64, Location>) {
@@ -390,8 +406,7 @@ impl Keeper {
                 continue;
             }
             // A newer pack stands in for an older one.
-            let key = [*entry.key.namespace.as_bytes(), *entry.key.hash.as_bytes()].concat();
-            if let Some(older) = places.insert(checksum(&key), location) {
+            if let Some(older) = places.insert(digest(&entry.key), location) {
                 self.core.catalog.kill(older);
             }
         }
@@ -483,4 +498,9 @@ impl Keeper {
             self.note(ManifestRecord::Dropped(info.id));
         }
     }
+}
+
+/// Tells blocks apart, in little memory.
+fn digest(key: &IndexKey) -> u64 {
+    checksum(&[*key.namespace.as_bytes(), *key.hash.as_bytes()].concat())
 }

@@ -90,7 +90,7 @@ impl Packer {
                 break;
             }
             tokio::select! {
-                () = self.core.epoch.lost() => {}
+                () = self.core.epoch.lost() => continue,
                 () = sleep_until(next) => {}
                 () = self.runs.sealed_more() => {}
             }

@@ -15,9 +15,11 @@ use tokio::{
 
 use super::{Core, bucket::BucketErrorKind, catalog::Stored, codec, keeper::Keep, reader::Request};
 use crate::{
+    block::BlockHash,
     error::{Error, ErrorKind, Result},
     key::IndexKey,
     map::Location,
+    namespace::NamespaceId,
     store::{Above, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
@@ -32,6 +34,8 @@ const DECODE_INLINE_MAX: usize = 256 << 10;
 const REMOVE_DEADLINE: Duration = Duration::from_secs(30);
 /// How long closing waits until the bucket knows all that this node does.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(10);
+/// Removed blocks that are remembered until those in the bucket are found: 16 MiB of memory.
+const UNFOUND_MAX: usize = 262_144;
 /// A block whose bytes were wrong so often, for so long, is given up: before that the way to the store
 /// may be at fault, which ends.
 const WRONG_MAX: u32 = 3;
@@ -232,6 +236,15 @@ impl BlockStore for ObjectStore {
             })?;
             removed.map_err(|_dropped| ended())?
         })
+    }
+
+    fn removed(&self, namespace: NamespaceId, hashes: &[BlockHash]) -> Result<()> {
+        let mut unfound = self.core.unfound.lock();
+        let Some(removed) = unfound.as_mut() else { return Ok(()) };
+        let room = UNFOUND_MAX.saturating_sub(removed.len());
+        removed.extend(hashes.iter().take(room).map(|hash| IndexKey { namespace, hash: *hash }));
+        let what = "remove from the object tier: it has not found its blocks yet";
+        Err(Error::new(ErrorKind::Unavailable, what))
     }
 
     fn shed(&self) {

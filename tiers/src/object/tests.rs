@@ -223,6 +223,30 @@ async fn what_was_removed_does_not_come_back_from_the_bucket() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_removed_before_it_is_found_stays_removed() {
+    let rig = Rig::new();
+    let node = rig.start();
+    let run = node.seal(0..30).await;
+    node.packed(run).await;
+    drop(node);
+    let node = rig.start();
+    // The bucket has not been read yet: it cannot be promised, and it is kept.
+    let packed = pack(&[1, 2, 3]);
+    let removed = node.fixture.stack.remove(&node.namespace, Hashes::new(&packed, 32).unwrap());
+    assert!(removed.await.is_err());
+    node.found().await;
+    assert_eq!(node.hits(0..5).await, [0, 4]);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    drop(node);
+    let empty = tempfile::tempdir().unwrap();
+    let node = rig.start_at(empty.path());
+    node.found().await;
+    assert_eq!(node.hits(0..30).await.len(), 27);
+    let again = node.fixture.stack.remove(&node.namespace, Hashes::new(&packed, 32).unwrap());
+    assert_eq!(again.await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_what_was_read_is_stored_unless_all_is_asked_for() {
     let mut rig = Rig::new();
     rig.admission = ObjectAdmission::Reused;

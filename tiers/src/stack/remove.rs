@@ -81,8 +81,16 @@ impl Shared {
                 gone.push(Gone { at, cold });
             }
         }
+        let noted = self.note_removed(namespace, hashes);
         self.forget_copies(namespace, gone).await.into_result()?;
-        Ok(count)
+        noted.map(|()| count)
+    }
+
+    /// Tells the tiers what they must not find any more.
+    fn note_removed(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Result<()> {
+        let hashes: Vec<_> = hashes.iter().collect();
+        let noted = self.cold.iter().map(|store| store.removed(*namespace.id(), &hashes));
+        noted.fold(Ok(()), Result::and)
     }
 
     /// Takes a block out of the map; returns whether it was readable, and its colder copies.

@@ -167,6 +167,10 @@ impl BlockStore for Faulty {
         })
     }
 
+    fn removed(&self, namespace: NamespaceId, hashes: &[BlockHash]) -> Result<()> {
+        self.inner.removed(namespace, hashes)
+    }
+
     fn shed(&self) {
         self.inner.shed();
     }

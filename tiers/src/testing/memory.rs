@@ -343,6 +343,10 @@ impl BlockStore for MemoryStore {
         })
     }
 
+    fn removed(&self, _namespace: NamespaceId, _hashes: &[BlockHash]) -> Result<()> {
+        Ok(())
+    }
+
     fn shed(&self) {
         let held = self.blocks.lock().kept.len();
         self.reclaim(held.div_ceil(SHED_DIVISOR));

@@ -228,6 +228,14 @@ mod tests {
             true
         }
 
+        fn removed(
+            &self,
+            _namespace: crate::namespace::NamespaceId,
+            _hashes: &[crate::block::BlockHash],
+        ) -> Result<()> {
+            Ok(())
+        }
+
         fn shed(&self) {
             self.0.shed();
         }

@@ -335,6 +335,14 @@ impl BlockStore for Hasty {
         true
     }
 
+    fn removed(
+        &self,
+        _namespace: crate::namespace::NamespaceId,
+        _hashes: &[crate::block::BlockHash],
+    ) -> Result<()> {
+        Ok(())
+    }
+
     fn shed(&self) {
         self.0.shed();
     }

@@ -341,6 +341,14 @@ impl BlockStore for Late {
         true
     }
 
+    fn removed(
+        &self,
+        _namespace: crate::namespace::NamespaceId,
+        _hashes: &[crate::block::BlockHash],
+    ) -> Result<()> {
+        Ok(())
+    }
+
     fn shed(&self) {
         self.0.shed();
     }
