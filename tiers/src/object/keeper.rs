@@ -20,7 +20,7 @@ use tokio::{
 use super::{
     Core,
     bucket::BucketErrorKind,
-    catalog::{PackInfo, PackNumber},
+    catalog::{PackInfo, PackNumber, digest},
     format::{Footer, ManifestRecord},
     local::Local,
     manifest_log::{LogParts, ManifestLog},
@@ -30,7 +30,6 @@ use super::{
 };
 use crate::{
     error::{Error, ErrorKind, Result},
-    fields::checksum,
     key::IndexKey,
     map::Location,
     store::{Found, Wanted},
@@ -498,9 +497,4 @@ impl Keeper {
             self.note(ManifestRecord::Dropped(info.id));
         }
     }
-}
-
-/// Tells blocks apart, in little memory.
-fn digest(key: &IndexKey) -> u64 {
-    checksum(&[*key.namespace.as_bytes(), *key.hash.as_bytes()].concat())
 }
