@@ -398,7 +398,7 @@ async fn close(tasks: &Tasks, colder: &Colder) -> Vec<&'static str> {
         if let Some(object) = &colder.object
             && let Err(error) = object.close().await
         {
-            warn!(%error, "object tier not closed well: what it had not named is garbage");
+            warn!(%error, "object tier not closed well: the next start finds what it left");
         }
     };
     let (late, closed, ()) = tokio::join!(tasks.shutdown(CLOSE_GRACE), colder.nvme.close(), object);

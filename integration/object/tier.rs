@@ -43,6 +43,16 @@ async fn connect(server: &Server) -> Wire {
     Wire::connect(server, namespace_of("m", BLOCK)).await
 }
 
+/// A node that has stored blocks, with all that is sealed of them in packs.
+async fn filled(s3: &S3Server, path: &str) -> (Home, Server, Wire) {
+    let home = Home::new();
+    let server = start(&home, s3.s3, path).await;
+    let mut wire = connect(&server).await;
+    store(&mut wire, 0..BLOCKS, false).await;
+    wait_packed(&server, SEALED).await;
+    (home, server, wire)
+}
+
 /// Waits until all sealed blocks are in packs, and those in the log.
 async fn wait_packed(server: &Server, blocks: u64) {
     wait_until("all packs are named", SERVER_WAIT, async || {
@@ -67,11 +77,7 @@ fn lose_disk(home: &Home) {
 async fn a_node_that_loses_its_disk_finds_its_blocks_in_the_bucket() {
     let test = "a_node_that_loses_its_disk_finds_its_blocks_in_the_bucket";
     let Some(s3) = S3Server::of_all_tests(test).await else { return };
-    let home = Home::new();
-    let server = start(&home, s3.s3, test).await;
-    let mut wire = connect(&server).await;
-    store(&mut wire, 0..BLOCKS, false).await;
-    wait_packed(&server, SEALED).await;
+    let (home, server, mut wire) = filled(s3, test).await;
     assert_eq!(remove(&mut wire, 0..20).await, 20);
     drop(wire);
     server.kill();
@@ -95,11 +101,7 @@ async fn a_node_that_loses_its_disk_finds_its_blocks_in_the_bucket() {
 async fn a_bucket_that_fails_in_any_way_costs_hits_and_nothing_else() {
     let test = "a_bucket_that_fails_in_any_way_costs_hits_and_nothing_else";
     let Some(s3) = S3Server::of_all_tests(test).await else { return };
-    let home = Home::new();
-    let server = start(&home, s3.s3, test).await;
-    let mut wire = connect(&server).await;
-    store(&mut wire, 0..BLOCKS, false).await;
-    wait_packed(&server, SEALED).await;
+    let (home, server, wire) = filled(s3, test).await;
     drop(wire);
     server.stop(&[]).await;
     lose_disk(&home);

@@ -8,13 +8,16 @@ use std::{path::PathBuf, time::Duration};
 
 use bytesize::ByteSize;
 use indicatif::{ProgressBar, ProgressStyle};
-use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use kvstrata_tiers::{
+    error::{Error, ErrorKind, Result},
+    object::Prices,
+};
 
 pub use self::capacity::{Capacity, TierCapacity};
 use self::report::{Report, Row, TierRow};
 use super::stdout;
 use crate::{
-    sim::{self, Opt, Policy, Prices, TiersOutcome, simulate_tiers, sweep},
+    sim::{self, Opt, Policy, TiersOutcome, simulate_tiers, sweep},
     trace::{
         ReadOptions, TimeUnit, Trace,
         model::{KvType, Model},

@@ -2,26 +2,24 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use kvstrata_tiers::limits::MIB;
+use kvstrata_tiers::{
+    limits::MIB,
+    object::{
+        PACK_BYTES_MAX, PACK_BYTES_MIN,
+        bucket::SCHEMES,
+        names::{CLUSTER_BYTES_MAX, ClusterName},
+    },
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Auto, Maybe, Nvme, Period, Problem, Size};
 
-/// The smallest pack: below it requests cost more than bytes.
-const PACK_BYTES_MIN: u64 = MIB;
-/// The largest pack: two of them are in memory while they are made.
-const PACK_BYTES_MAX: u64 = 64 * MIB;
 /// The least capacity: a few packs.
 const CAPACITY_MIN: u64 = 64 * MIB;
 /// The shortest life of a pack: nothing shorter is worth a request.
 const TTL_MIN: Duration = Duration::from_secs(60);
-/// The longest name of a cluster: that of a DNS label.
-const CLUSTER_CHARS_MAX: usize = 63;
 /// The highest ordinal of a node.
 const ORDINAL_MAX: u32 = 99_999;
-/// What a URL may begin with.
-const SCHEMES: [&str; 9] = ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https", "file"];
-
 /// The tier in an object store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -130,10 +128,8 @@ impl Object {
                 problem("object.url", url, allowed.to_owned());
             }
         }
-        let is_label = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        let length = self.cluster.len();
-        if !(1..=CLUSTER_CHARS_MAX).contains(&length) || !self.cluster.chars().all(is_label) {
-            let allowed = format!("1 to {CLUSTER_CHARS_MAX} of a-z, 0-9 and -");
+        if ClusterName::new(&self.cluster).is_err() {
+            let allowed = format!("1 to {CLUSTER_BYTES_MAX} of a-z, 0-9 and -");
             problem("object.cluster", &format_args!("{:?}", self.cluster), allowed);
         }
         if let Some(ordinal) = self.ordinal.given().filter(|ordinal| **ordinal > ORDINAL_MAX) {

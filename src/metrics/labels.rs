@@ -2,42 +2,7 @@
 //!
 //! Never a key, a lease, a peer or an error text: those have no bound.
 
-use std::fmt;
-
-use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
-
-/// Declares an enum of label values with their spelling.
-///
-/// A macro because the derived encoding prints the Rust spelling, and writing six such enums by hand
-/// is where a spelling and its list drift apart.
-macro_rules! label_values {
-    ($(#[$doc:meta])* $name:ident { $($(#[$value_doc:meta])* $value:ident = $text:literal,)+ }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $name {
-            $($(#[$value_doc])* $value,)+
-        }
-
-        impl $name {
-            /// All values.
-            pub const ALL: &'static [Self] = &[$(Self::$value,)+];
-
-            /// The spelling in metrics.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self {
-                    $(Self::$value => $text,)+
-                }
-            }
-        }
-
-        impl EncodeLabelValue for $name {
-            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
-                self.name().encode(encoder)
-            }
-        }
-    };
-}
+use kvstrata_tiers::label_values;
 
 label_values! {
     /// Where a block was read from.

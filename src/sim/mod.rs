@@ -7,7 +7,7 @@
 //!
 //! [`simulate`] runs one policy in one tier, [`simulate_tiers`] an inclusive hierarchy, [`Opt`] the
 //! upper bound that knows the future, and [`unbounded_hits`] the ratio that no capacity can pass.
-//! [`Prices`] say what the object tier of such a hierarchy costs in a month.
+//! [`ObjectLoad`] says what the object tier of such a hierarchy costs in a month.
 //! [`sweep`] spreads many of them over the cores.
 //!
 //! Capacities are in blocks. A simulation keeps four bytes for each distinct block of the trace and
@@ -27,7 +27,7 @@ use kvstrata_tiers::{
 
 pub use self::{
     opt::{Opt, opt_hits},
-    price::{Bill, ObjectLoad, Prices},
+    price::{Bill, ObjectLoad},
     sweep::sweep,
     tier::{TiersOutcome, simulate_tiers},
 };

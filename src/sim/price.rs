@@ -4,12 +4,9 @@
 //! another is read by one request, up to a length. The bytes are those of the blocks: compression makes
 //! them fewer. Requests and storage are paid, traffic within a region is not.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::time::Duration;
 
-use kvstrata_tiers::{
-    error::{Error, Result},
-    limits::MIB,
-};
+use kvstrata_tiers::{limits::MIB, object::Prices};
 use serde::Serialize;
 
 /// Bytes of a pack.
@@ -20,60 +17,6 @@ const PART_BYTES: u64 = 8 * MIB;
 const PACK_REQUESTS: u64 = 3;
 /// A twelfth of a year.
 const MONTH: Duration = Duration::from_secs(730 * 3600);
-const GIB: f64 = 1_073_741_824.0;
-
-/// Prices of an object store, in whatever currency.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Prices {
-    /// Of 1000 requests that write or list.
-    pub put: f64,
-    /// Of 1000 requests that read.
-    pub get: f64,
-    /// Of one GiB for a month.
-    pub gib: f64,
-}
-
-impl Default for Prices {
-    /// In dollars, what the largest provider asks for its standard class in its first region.
-    fn default() -> Self {
-        Self { put: 0.005, get: 0.0004, gib: 0.023 }
-    }
-}
-
-impl fmt::Display for Prices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "put={},get={},gib={}", self.put, self.get, self.gib)
-    }
-}
-
-impl FromStr for Prices {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let mut prices = Self::default();
-        for item in text.split(',') {
-            let refuse = || {
-                Error::invalid(format!(
-                    "object_prices: {item} given; put=PRICE, get=PRICE and gib=PRICE allowed, with \
-                     prices of at least 0"
-                ))
-            };
-            let (name, price) = item.split_once('=').ok_or_else(refuse)?;
-            let price: f64 = price.parse().map_err(|source| refuse().because(source))?;
-            let place = match name {
-                "put" => &mut prices.put,
-                "get" => &mut prices.get,
-                "gib" => &mut prices.gib,
-                _ => return Err(refuse()),
-            };
-            if !price.is_finite() || price < 0.0 {
-                return Err(refuse());
-            }
-            *place = price;
-        }
-        Ok(prices)
-    }
-}
 
 /// What an object tier did in a time.
 #[derive(Debug, Clone, Copy)]
@@ -121,33 +64,32 @@ impl Bill {
     }
 }
 
-impl Prices {
-    /// The costs of a month in which `load` goes on as it is.
+impl ObjectLoad {
+    /// What a month costs in which it goes on as it is.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "costs are shown with two digits")]
-    pub fn bill(&self, load: &ObjectLoad) -> Bill {
+    pub fn bill(&self, prices: &Prices) -> Bill {
         let per_month = |count: u64| {
-            let month = u128::from(count) * MONTH.as_millis() / load.elapsed.as_millis().max(1);
+            let month = u128::from(count) * MONTH.as_millis() / self.elapsed.as_millis().max(1);
             u64::try_from(month).unwrap_or(u64::MAX)
         };
-        let bytes = |blocks: u64| blocks.saturating_mul(load.block_bytes);
-        let written_bytes = bytes(load.written_blocks);
+        let bytes = |blocks: u64| blocks.saturating_mul(self.block_bytes);
+        let written_bytes = bytes(self.written_blocks);
         let packs = written_bytes.div_ceil(PACK_BYTES);
         let parts = written_bytes.div_ceil(PART_BYTES);
         // Each stretch is a request, and one more for each part that it is longer than one.
-        let gets = load.stretches.max(bytes(load.read_blocks).div_ceil(PART_BYTES));
+        let gets = self.stretches.max(bytes(self.read_blocks).div_ceil(PART_BYTES));
         let puts = per_month(parts.saturating_add(packs.saturating_mul(PACK_REQUESTS)));
         let gets = per_month(gets);
-        let stored_bytes = bytes(load.stored_blocks);
+        let stored_bytes = bytes(self.stored_blocks);
         Bill {
             puts,
             gets,
             written_bytes: per_month(written_bytes),
-            read_bytes: per_month(bytes(load.read_blocks)),
+            read_bytes: per_month(bytes(self.read_blocks)),
             stored_bytes,
-            put_cost: puts as f64 / 1000.0 * self.put,
-            get_cost: gets as f64 / 1000.0 * self.get,
-            storage_cost: stored_bytes as f64 / GIB * self.gib,
+            put_cost: prices.puts(puts),
+            get_cost: prices.gets(gets),
+            storage_cost: prices.month(stored_bytes),
         }
     }
 }
@@ -155,17 +97,6 @@ impl Prices {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn prices_read_as_written() {
-        let prices: Prices = "get=0.001,put=0.01".parse().unwrap();
-        assert_eq!(prices, Prices { put: 0.01, get: 0.001, gib: 0.023 });
-        assert_eq!(prices.to_string().parse::<Prices>().unwrap(), prices);
-        for bad in ["", "put", "put=", "put=x", "put=-1", "put=nan", "egress=1", "put=1;get=1"] {
-            let error = bad.parse::<Prices>().unwrap_err().to_string();
-            assert!(error.contains("object_prices"), "{bad}: {error}");
-        }
-    }
 
     #[test]
     fn a_month_has_the_requests_of_its_packs_and_stretches() {
@@ -179,7 +110,7 @@ mod tests {
             stretches: 5,
             stored_blocks: 2048,
         };
-        let bill = prices.bill(&load);
+        let bill = load.bill(&prices);
         // 32 packs of 4 parts and 3 more requests.
         assert_eq!((bill.puts, bill.gets), (32 * 7 * 100, 500));
         assert_eq!((bill.written_bytes, bill.read_bytes), (102_400 * MIB, 1000 * MIB));
@@ -187,9 +118,9 @@ mod tests {
         assert!((bill.cost() - 29.4).abs() < 1e-9);
         // One long stretch is read in parts.
         let long = ObjectLoad { read_blocks: 80, stretches: 1, ..load };
-        assert_eq!(prices.bill(&long).gets, 1000);
+        assert_eq!(long.bill(&prices).gets, 1000);
         let much =
             ObjectLoad { written_blocks: u64::MAX, elapsed: Duration::from_millis(1), ..load };
-        assert_eq!(prices.bill(&much).written_bytes, u64::MAX);
+        assert_eq!(much.bill(&prices).written_bytes, u64::MAX);
     }
 }

@@ -16,6 +16,7 @@ pub mod event;
 pub mod evict;
 mod fields;
 mod key;
+pub mod labels;
 pub mod limits;
 mod map;
 pub mod metrics;

@@ -240,19 +240,27 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
 
     /// The bytes of a block were not the right ones: whether it is damaged for good, so that it is to be
     /// [removed](Self::remove). False where the way to the tier may have been at fault, which ends.
-    fn is_damaged(&self, block: &Wanted) -> bool;
+    fn is_damaged(&self, block: &Wanted) -> bool {
+        let _ = block;
+        true
+    }
 
     /// Forgets blocks, for good: they do not come back with a restart. Absent blocks are a success. It
     /// may forget a block by its hash, wherever it is: no put of it may be under way meanwhile.
     /// When it returns, none of the places can be read. Dropping the future does not stop it.
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>>;
 
-    /// Blocks were removed, whether or not the map had them: copies that the tier has and has not
-    /// [found](Above::found) yet must not come back. Returns at once.
-    ///
-    /// # Errors
-    /// `Unavailable` if they may, should this process end soon.
-    fn removed(&self, namespace: NamespaceId, hashes: &[BlockHash]) -> Result<()>;
+    /// Blocks were removed, whether or not the map had them, and the copies that it knew are forgotten:
+    /// copies that the tier is making, or has and has not [found](Above::found) yet, must not come back.
+    /// A tier that has no such copies does nothing.
+    fn removed<'a>(
+        &'a self,
+        namespace: NamespaceId,
+        hashes: &'a [BlockHash],
+    ) -> BoxFuture<'a, Result<()>> {
+        let _ = (namespace, hashes);
+        Box::pin(async { Ok(()) })
+    }
 
     /// Asks the tier to reclaim its coldest part soon, because the map is full of blocks that only
     /// colder tiers have. Returns at once; it may be asked again for every block of a put, and may

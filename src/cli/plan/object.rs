@@ -42,7 +42,7 @@ pub(super) fn bill(
         stretches: of(&hierarchy.outcome.stretches),
         stored_blocks: u64::from(capacity.min(trace.blocks_unique())),
     };
-    Ok(args.object_prices.bill(&load))
+    Ok(load.bill(&args.object_prices))
 }
 
 fn duration(trace: &Trace) -> Duration {

@@ -31,13 +31,19 @@ impl Checksums {
         }
     }
 
+    /// The checksums of all parts, in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u64] {
+        match self {
+            Self::One(sum) => std::slice::from_ref(sum),
+            Self::Many(sums) => sums,
+        }
+    }
+
     /// The checksum of `part`.
     #[must_use]
     pub fn get(&self, part: usize) -> Option<u64> {
-        match self {
-            Self::One(sum) => (part == 0).then_some(*sum),
-            Self::Many(sums) => sums.get(part).copied(),
-        }
+        self.as_slice().get(part).copied()
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    map::{Checksums, Location},
+    map::Location,
     namespace::{Namespace, NamespaceId},
     store::{Outgoing, Payload, Wanted},
 };
@@ -59,7 +59,7 @@ pub(super) struct Item {
 impl Item {
     /// Bytes of the record of a block.
     pub(super) fn record_bytes(block: &Outgoing) -> u64 {
-        Shape::of(sums_of(&block.checksums).len(), block.payload.as_ref().len()).bytes()
+        Shape::of(block.checksums.as_slice().len(), block.payload.as_ref().len()).bytes()
     }
 
     pub(super) fn block(block: Outgoing, done: oneshot::Sender<Result<Location>>) -> Self {
@@ -67,7 +67,7 @@ impl Item {
             kind: Kind::Block,
             key: IndexKey { namespace: *block.namespace.id(), hash: block.hash },
             layout: block.namespace.layout().digest(),
-            sums: sums_of(&block.checksums),
+            sums: block.checksums.as_slice().to_vec(),
             bytes: Bytes::Arena(block.payload),
             namespace: Some(encoded(&block.namespace)),
             tombstones: Vec::new(),
@@ -141,13 +141,8 @@ fn encoded(namespace: &Namespace) -> (NamespaceId, Vec<u8>) {
     (*namespace.id(), namespace.encoded())
 }
 
-/// The checksums of all parts.
-fn sums_of(checksums: &Checksums) -> Vec<u64> {
-    (0..).map_while(|part| checksums.get(part)).collect()
-}
-
 /// Bytes of the record of an entry.
 pub(super) fn bytes_of(entry: &IndexEntry) -> u64 {
     let len = usize::try_from(entry.len).unwrap_or(usize::MAX);
-    Shape::of(sums_of(&entry.checksums).len(), len).bytes()
+    Shape::of(entry.checksums.as_slice().len(), len).bytes()
 }

@@ -1,40 +1,16 @@
 //! What the nvme tier counts.
 
-use std::{fmt, sync::atomic::AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
+    encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 
-/// Declares a closed set of label values with their names.
-macro_rules! labels {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$variant_doc])* $variant),+ }
+use crate::label_values;
 
-        impl $name {
-            /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// The value as it is printed.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text),+ }
-            }
-        }
-
-        impl EncodeLabelValue for $name {
-            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
-                EncodeLabelValue::encode(&self.name(), encoder)
-            }
-        }
-    };
-}
-
-labels! {
+label_values! {
     /// Whether the tier takes writes.
     StateLabel {
         /// It does.
@@ -48,7 +24,7 @@ labels! {
     }
 }
 
-labels! {
+label_values! {
     /// An operation of the disk.
     OpLabel {
         /// Reading.
@@ -64,7 +40,7 @@ labels! {
     }
 }
 
-labels! {
+label_values! {
     /// What was damaged.
     DamageLabel {
         /// The first page of a segment.
@@ -80,7 +56,7 @@ labels! {
     }
 }
 
-labels! {
+label_values! {
     /// Why a block was not taken.
     RejectLabel {
         /// The write budget of the day is short.

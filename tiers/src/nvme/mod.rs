@@ -80,11 +80,10 @@ pub use self::{
     writer::Writer,
 };
 use crate::{
-    block::BlockHash,
     error::{Error, ErrorKind, Result},
     limits::MIB,
     map::Location,
-    namespace::{NamespaceId, NamespaceTable},
+    namespace::NamespaceTable,
     store::{Above, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
@@ -276,11 +275,6 @@ impl BlockStore for NvmeStore {
         Box::pin(self.core.get(wanted, into))
     }
 
-    fn is_damaged(&self, _block: &Wanted) -> bool {
-        // The record's own checksum was right, or it would have been a miss.
-        true
-    }
-
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             // Unreadable from now on, also while the tombstones are on their way.
@@ -295,11 +289,6 @@ impl BlockStore for NvmeStore {
             let asked = asked.map(|blocks| self.ask(|done| Op::Remove { blocks, done }));
             join_all(asked).await.into_iter().collect()
         })
-    }
-
-    fn removed(&self, _namespace: NamespaceId, _hashes: &[BlockHash]) -> Result<()> {
-        // All of its blocks are found before the stack is used.
-        Ok(())
     }
 
     fn shed(&self) {

@@ -46,11 +46,13 @@ use self::{
 };
 pub use self::{
     error::{BucketError, BucketErrorKind},
-    meter::Prices,
-    open::BucketConfig,
+    open::{BucketConfig, SCHEMES},
     probe::Probe,
 };
-use crate::object::metrics::{ObjectMetrics, OpLabel, OutcomeLabel};
+use crate::object::{
+    metrics::{ObjectMetrics, OpLabel, OutcomeLabel},
+    prices::Prices,
+};
 
 /// Names in one page of a list: what S3 gives.
 const PAGE_NAMES: usize = 1000;

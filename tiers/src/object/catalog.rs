@@ -79,8 +79,6 @@ struct Pack {
     /// One bit for each slot: it is not read any more.
     dead: Box<[u64]>,
     live_blocks: u64,
-    /// Of what is stored.
-    live_bytes: u64,
 }
 
 impl Pack {
@@ -92,10 +90,9 @@ impl Pack {
             coding: entry.coding,
         };
         let slots: Box<[Slot]> = footer.entries.iter().map(slot).collect();
-        let live_bytes = slots.iter().map(|slot| u64::from(slot.stored)).sum();
         let live_blocks = u64::try_from(slots.len()).unwrap_or(u64::MAX);
         let dead = vec![0; slots.len().div_ceil(64)].into_boxed_slice();
-        Self { info: Arc::new(info), slots, dead, live_blocks, live_bytes }
+        Self { info: Arc::new(info), slots, dead, live_blocks }
     }
 
     fn live(&self, index: usize) -> Option<Slot> {
@@ -104,12 +101,13 @@ impl Pack {
     }
 
     fn kill(&mut self, index: usize) -> bool {
-        let Some(slot) = self.live(index) else { return false };
+        if self.live(index).is_none() {
+            return false;
+        }
         if let Some(bits) = self.dead.get_mut(index / 64) {
             *bits |= 1 << (index % 64);
         }
         self.live_blocks -= 1;
-        self.live_bytes -= u64::from(slot.stored);
         true
     }
 }
@@ -129,8 +127,6 @@ pub(super) struct Totals {
     /// Bytes of the objects.
     pub(super) bytes: u64,
     pub(super) live_blocks: u64,
-    /// Bytes of blocks that can be read, as they are stored.
-    pub(super) live_bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -155,7 +151,6 @@ impl Catalog {
         state.totals.packs += 1;
         state.totals.bytes += pack.info.bytes;
         state.totals.live_blocks += pack.live_blocks;
-        state.totals.live_bytes += pack.live_bytes;
         state.numbers.insert(pack.info.id, number);
         state.packs.insert(number, pack);
         number
@@ -175,11 +170,8 @@ impl Catalog {
         let (number, index) = PackNumber::of(location);
         let mut state = self.0.write();
         let Some(pack) = state.packs.get_mut(&number) else { return false };
-        let before = (pack.live_blocks, pack.live_bytes);
         let killed = pack.kill(index);
-        let after = (pack.live_blocks, pack.live_bytes);
-        state.totals.live_blocks -= before.0 - after.0;
-        state.totals.live_bytes -= before.1 - after.1;
+        state.totals.live_blocks -= u64::from(killed);
         killed
     }
 
@@ -191,7 +183,6 @@ impl Catalog {
         state.totals.packs -= 1;
         state.totals.bytes -= pack.info.bytes;
         state.totals.live_blocks -= pack.live_blocks;
-        state.totals.live_bytes -= pack.live_bytes;
         Some(pack.info)
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::{
     PackMetrics,
@@ -31,9 +31,9 @@ use crate::{
 };
 
 /// The smallest pack, in bytes: below it requests cost more than bytes.
-const PACK_BYTES_MIN: u64 = MIB;
+pub const PACK_BYTES_MIN: u64 = MIB;
 /// The largest pack, in bytes: two of them are in memory while they are made.
-const PACK_BYTES_MAX: u64 = 64 * MIB;
+pub const PACK_BYTES_MAX: u64 = 64 * MIB;
 
 /// Milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -132,6 +132,8 @@ pub(super) struct Core {
     pub(super) failed_packs: Seldom,
     /// Blocks that were removed before those in the bucket were found; none from then on.
     pub(super) unfound: Mutex<Option<HashSet<IndexKey>>>,
+    /// The map is full: the coldest pack should go.
+    pub(super) shed: Notify,
     /// None once closed.
     keeper: Mutex<Option<mpsc::Sender<Keep>>>,
     filled: watch::Sender<bool>,
@@ -204,7 +206,7 @@ impl ObjectTasks {
     /// Reads, packs and keeps the log, until the store is closed.
     ///
     /// # Cancel safety
-    /// Not safe: what was uploaded and is not named yet is garbage, as with a kill.
+    /// As a kill: what was uploaded and is not named yet is found by the next start.
     pub async fn run(self) {
         let Self { fetcher, packer, keeper } = self;
         tokio::join!(fetcher.run(), packer.run(), keeper.run());
@@ -235,6 +237,7 @@ impl ObjectStore {
             epoch: EpochGate(watch::Sender::new(Holding::No)),
             failed_packs: Seldom::default(),
             unfound: Mutex::new(Some(HashSet::new())),
+            shed: Notify::new(),
             keeper: Mutex::new(Some(keep)),
             filled: watch::Sender::new(false),
             clock,

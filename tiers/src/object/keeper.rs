@@ -10,36 +10,33 @@
 //! ```
 //! A start that fails is tried again for as long as the node runs: the other tiers do not wait for it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+mod expire;
+mod start;
+
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep_until},
 };
 
+use self::expire::SWEEP_EVERY;
 use super::{
     Core,
-    bucket::BucketErrorKind,
-    catalog::{PackInfo, PackNumber, digest},
+    catalog::PackNumber,
     format::{Footer, ManifestRecord},
     local::Local,
-    manifest_log::{LogParts, ManifestLog},
+    manifest_log::ManifestLog,
     names::PackId,
-    owner::{BEAT_EVERY, OwnerError, beat, open_epoch},
-    rebuild::{Rebuilt, RebuiltPack, rebuild},
+    owner::{BEAT_EVERY, OwnerError, beat},
 };
 use crate::{
     error::{Error, ErrorKind, Result},
     key::IndexKey,
-    map::Location,
-    store::{Found, Wanted},
-    tier::Tier,
 };
 
 /// Operations that wait for the keeper; more wait outside.
 pub(super) const QUEUE_MAX: usize = 256;
-/// How long a start may take: a log of millions of blocks from a slow bucket.
-const START_DEADLINE: Duration = Duration::from_secs(600);
 /// How long one write of the log may take.
 const LOG_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a pack waits to be named with others.
@@ -52,14 +49,6 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often it is looked what should leave and what can be deleted.
 const TEND_EVERY: Duration = Duration::from_secs(30);
-/// When the next step of a compaction comes.
-const TEND_AGAIN: Duration = Duration::from_millis(100);
-/// How often it is looked for packs that nobody will name any more: the names of all are listed for it.
-const SWEEP_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long an object stays after nobody needs it any more: longer than the deadline of a read and the
-/// longest lease.
-const DELETE_GRACE: Duration = Duration::from_secs(4200);
-
 /// What the keeper is asked to do.
 #[derive(Debug)]
 pub(super) enum Keep {
@@ -71,10 +60,10 @@ pub(super) enum Keep {
     GiveUp(PackId),
     /// Write down that blocks were removed.
     Remove { keys: Vec<IndexKey>, done: oneshot::Sender<Result<()>> },
+    /// Write down that blocks were removed that may be in packs which are not named yet.
+    Removed { keys: Vec<IndexKey>, done: oneshot::Sender<Result<()>> },
     /// The object of a pack is not there.
     Lost(PackNumber),
-    /// The map is full: the coldest pack goes.
-    Shed,
     /// Finish and end.
     Close { done: oneshot::Sender<()> },
 }
@@ -91,6 +80,8 @@ pub(super) struct Keeper {
     waiting: Vec<oneshot::Sender<Result<()>>>,
     /// Packs among what the log was told and has not written.
     unnamed: u64,
+    /// Packs were on their way when the epoch ended: whoever has it now may find them.
+    abandoned: bool,
     start_at: Option<Instant>,
     flush_at: Option<Instant>,
     beat_at: Instant,
@@ -110,6 +101,7 @@ impl Keeper {
             records: Vec::new(),
             waiting: Vec::new(),
             unnamed: 0,
+            abandoned: false,
             start_at: Some(now),
             flush_at: None,
             beat_at: now,
@@ -131,6 +123,7 @@ impl Keeper {
                         break;
                     }
                 }
+                () = self.core.shed.notified() => self.shed(),
                 () = sleep_until(due) => self.work().await,
             }
         }
@@ -173,6 +166,11 @@ impl Keeper {
                     }
                 }
             }
+            Keep::Name { footer, .. } if self.log.is_none() => {
+                // Another node has the ordinal now, and will not know of it.
+                let number = self.core.catalog.number_of(&footer.id);
+                self.drop_packs(&number.into_iter().collect());
+            }
             Keep::Name { footer, unwanted } => {
                 // First what was removed: a kill between the two must not bring it back.
                 if let Some(log) = self.log.as_ref().filter(|_| !unwanted.is_empty()) {
@@ -183,11 +181,16 @@ impl Keeper {
             }
             Keep::GiveUp(id) => self.note(ManifestRecord::Dropped(id)),
             Keep::Remove { keys, done } => self.remove(keys, done),
-            Keep::Lost(number) => self.drop_packs(&[number]),
-            Keep::Shed => {
-                let coldest = self.by_heat().into_iter().take(1);
-                self.drop_packs(&coldest.map(|(number, _)| number).collect::<Vec<_>>());
+            Keep::Removed { keys, done } => {
+                let may_have = self.log.as_ref().map_or(self.abandoned, ManifestLog::has_unnamed);
+                if may_have {
+                    self.remove(keys, done);
+                } else {
+                    // Whoever asked may have gone.
+                    drop(done.send(Ok(())));
+                }
             }
+            Keep::Lost(number) => self.lose(number),
             Keep::Close { done } => {
                 self.flush().await;
                 if done.send(()).is_err() {
@@ -204,6 +207,9 @@ impl Keeper {
 
     /// Notes what the log is to be told soon.
     fn note(&mut self, record: ManifestRecord) {
+        if self.log.is_none() {
+            return;
+        }
         self.records.push(record);
         let now = Instant::now();
         let at = if self.records.len() >= NAMED_TOGETHER { now } else { now + NAME_DELAY };
@@ -279,7 +285,7 @@ impl Keeper {
         }
         tracing::error!(%error, "object tier is read-only");
         self.core.epoch.lose();
-        self.log = None;
+        self.abandoned |= self.log.take().is_some_and(|log| log.has_unnamed());
         self.records.clear();
         let what = "remove from the object tier: another node has its packs now";
         for done in self.waiting.drain(..) {
@@ -287,214 +293,5 @@ impl Keeper {
         }
         self.start_at = Some(Instant::now() + RETRY_MAX);
         true
-    }
-
-    /// Takes the ordinal and finds what is there.
-    async fn start(&mut self) {
-        self.start_at = None;
-        let core = Arc::clone(&self.core);
-        let deadline = Instant::now() + START_DEADLINE;
-        match self.take(deadline).await {
-            Ok((log, rebuilt)) => {
-                let removed = self.fill(rebuilt).await;
-                if !removed.is_empty() {
-                    self.note(log.removal(removed));
-                }
-                core.epoch.hold();
-                core.filled();
-                self.log = Some(log);
-                self.retry = RETRY_MIN;
-                (self.beat_at, self.tend_at) = (Instant::now(), Instant::now() + TEND_EVERY);
-            }
-            Err(OwnerError::Bucket(error)) if error.kind() == BucketErrorKind::Unsupported => {
-                tracing::error!(%error, "object store has no conditional create: read-only");
-                self.read_only(deadline).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, "object tier does not start yet");
-                self.start_at = Some(self.later());
-            }
-        }
-    }
-
-    async fn take(&self, deadline: Instant) -> Result<(ManifestLog, Rebuilt), OwnerError> {
-        let Core { config, bucket, .. } = self.core.as_ref();
-        let now = self.core.now_unix_ms();
-        let held = open_epoch(bucket, &config.owner, &config.holder, now, deadline).await?;
-        let (bucket, local) = (Arc::clone(bucket), Some(self.local.clone()));
-        let parts = LogParts::new(bucket, held, local).without_unnamed();
-        ManifestLog::open(parts, now, deadline).await
-    }
-
-    /// Serves what is there, and writes nothing.
-    async fn read_only(&mut self, deadline: Instant) {
-        match rebuild(&self.core.bucket, &self.core.config.owner, deadline).await {
-            Ok(rebuilt) => {
-                // Nothing can be written of what was removed meanwhile.
-                drop(self.fill(rebuilt).await);
-                self.core.filled();
-            }
-            Err(error) => {
-                tracing::warn!(%error, "object tier does not start yet");
-                self.start_at = Some(self.later());
-            }
-        }
-    }
-
-    /// Puts what was found into the catalog and the map; returns what was removed meanwhile, which is
-    /// not in the map again.
-    async fn fill(&self, rebuilt: Rebuilt) -> Vec<IndexKey> {
-        let mut places: HashMap<u64, Location> = HashMap::new();
-        for pack in rebuilt.packs {
-            if self.core.catalog.number_of(&pack.id).is_none() {
-                self.fill_pack(pack, &mut places);
-                // Each takes about a millisecond: reads go on meanwhile.
-                tokio::task::yield_now().await;
-            }
-        }
-        let totals = self.core.catalog.totals();
-        tracing::info!(
-            packs = totals.packs,
-            blocks = totals.live_blocks,
-            manifests = rebuilt.reads.manifests,
-            cached = rebuilt.reads.cached,
-            footers = rebuilt.reads.footers,
-            "object packs found"
-        );
-        let removed = self.core.unfound.lock().take().unwrap_or_default();
-        let found = removed.iter().filter_map(|key| Some(key.at(*places.get(&digest(key))?)));
-        let found: Vec<Wanted> = found.collect();
-        if let Some(above) = self.core.above() {
-            above.leaving(Tier::Object, &found);
-        }
-        for block in &found {
-            self.core.catalog.kill(block.location);
-        }
-        removed.into_iter().collect()
-    }
-
-    fn fill_pack(&self, pack: RebuiltPack, places: &mut HashMap<u64, Location>) {
-        let RebuiltPack { id, bytes, footer } = pack;
-        let name = id.name(&self.core.config.owner.cluster);
-        let info = PackInfo { id, name, bytes, created_unix_ms: footer.created_unix_ms };
-        let number = self.core.catalog.insert(info, &footer);
-        let known: HashMap<_, _> = footer
-            .namespaces
-            .iter()
-            .filter_map(|(id, encoded)| {
-                let namespace = self.core.namespaces.restore(id, encoded).ok().flatten()?;
-                Some((*id, namespace))
-            })
-            .collect();
-        let above = self.core.above();
-        for (index, entry) in footer.entries.iter().enumerate() {
-            let Some(location) = number.location(index) else { continue };
-            let found = known.get(&entry.key.namespace).zip(above.as_ref());
-            let is_kept = found.is_some_and(|(namespace, above)| {
-                let found = Found {
-                    namespace: Arc::clone(namespace),
-                    hash: entry.key.hash,
-                    len: entry.len,
-                    checksums: entry.checksums(),
-                    location,
-                };
-                above.found(Tier::Object, found)
-            });
-            if !is_kept {
-                self.core.catalog.kill(location);
-                continue;
-            }
-            // A newer pack stands in for an older one.
-            if let Some(older) = places.insert(digest(&entry.key), location) {
-                self.core.catalog.kill(older);
-            }
-        }
-    }
-
-    async fn tend(&mut self) {
-        self.expire();
-        let (now, deadline) = (self.core.now_unix_ms(), Instant::now() + LOG_DEADLINE);
-        let Some(log) = &mut self.log else { return };
-        let sweeps = self.sweep_at <= Instant::now();
-        let mut more = false;
-        let collected = async {
-            if sweeps {
-                log.sweep(now, deadline).await?;
-            }
-            let collected = log.collect(now, DELETE_GRACE, deadline).await?;
-            // One step: who removes something waits meanwhile.
-            more = log.needs_compaction() && log.compact(now, deadline).await?;
-            Ok::<_, OwnerError>(collected)
-        };
-        match collected.await {
-            Ok(collected) => {
-                let packs = u64::try_from(collected.packs.len()).unwrap_or(0);
-                self.core.metrics.deleted_packs.inc_by(packs);
-                if sweeps {
-                    self.sweep_at = Instant::now() + SWEEP_EVERY;
-                }
-            }
-            Err(error) if self.is_over(&error) => {}
-            Err(error) => tracing::warn!(%error, "object garbage stays for now"),
-        }
-        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { TEND_EVERY };
-    }
-
-    /// Drops packs that are too old, and the coldest while there are too many.
-    fn expire(&mut self) {
-        let config = &self.core.config;
-        let ttl_ms = config.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-        let now = self.core.now_unix_ms();
-        let packs = self.core.catalog.packs();
-        let old = packs.iter().filter(|pack| {
-            let age_ms = now.saturating_sub(pack.info.created_unix_ms);
-            ttl_ms.is_some_and(|ttl_ms| age_ms > ttl_ms) || pack.live_blocks == 0
-        });
-        let old: Vec<PackNumber> = old.map(|pack| pack.number).collect();
-        self.drop_packs(&old);
-        let capacity = self.core.config.capacity_bytes;
-        let mut over = self.core.catalog.totals().bytes.saturating_sub(capacity);
-        if capacity == 0 || over == 0 {
-            return;
-        }
-        let mut coldest = Vec::new();
-        for (number, bytes) in self.by_heat() {
-            if over == 0 {
-                break;
-            }
-            over = over.saturating_sub(bytes);
-            coldest.push(number);
-        }
-        self.drop_packs(&coldest);
-    }
-
-    /// All packs with their bytes, the one first whose blocks were used the longest ago.
-    fn by_heat(&self) -> Vec<(PackNumber, u64)> {
-        let mut hottest: HashMap<PackNumber, u64> = HashMap::new();
-        let Some(above) = self.core.above() else { return Vec::new() };
-        above.survey(Tier::Object, &mut |location, _len, age| {
-            let known = hottest.entry(PackNumber::of(location).0).or_default();
-            *known = age.max(*known);
-        });
-        let mut packs: Vec<_> = self.core.catalog.packs();
-        packs.sort_by_key(|pack| (hottest.get(&pack.number).copied().unwrap_or(0), pack.number));
-        packs.into_iter().map(|pack| (pack.number, pack.info.bytes)).collect()
-    }
-
-    /// Packs leave: nobody finds their blocks any more, and the log says so.
-    fn drop_packs(&mut self, numbers: &[PackNumber]) {
-        let removed = numbers.iter().filter_map(|number| self.core.catalog.remove(*number));
-        let removed: Vec<_> = removed.collect();
-        if removed.is_empty() {
-            return;
-        }
-        if let Some(above) = self.core.above() {
-            let gone = &mut |location| numbers.contains(&PackNumber::of(location).0);
-            self.core.metrics.collected_blocks.inc_by(above.gone(Tier::Object, gone));
-        }
-        for info in removed {
-            self.core.metrics.dropped_packs.inc();
-            self.note(ManifestRecord::Dropped(info.id));
-        }
     }
 }

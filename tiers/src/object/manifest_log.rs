@@ -64,8 +64,6 @@ pub struct LogParts {
     pub held: Ownership,
     /// Where copies of its objects are kept.
     pub local: Option<Local>,
-    /// Whether packs that nobody named are taken by a start.
-    adopts_unnamed: bool,
     object_bytes_max: u64,
 }
 
@@ -73,14 +71,7 @@ impl LogParts {
     /// The parts of the log of an epoch.
     #[must_use]
     pub fn new(bucket: Arc<Bucket>, held: Ownership, local: Option<Local>) -> Self {
-        Self { bucket, held, local, adopts_unnamed: true, object_bytes_max: OBJECT_BYTES_MAX }
-    }
-
-    /// Packs that nobody named are garbage: for a writer that does not tell the log of every block that
-    /// is removed while it is in a pack that nobody has named yet. It would come back with the pack.
-    #[must_use]
-    pub fn without_unnamed(self) -> Self {
-        Self { adopts_unnamed: false, ..self }
+        Self { bucket, held, local, object_bytes_max: OBJECT_BYTES_MAX }
     }
 }
 
@@ -136,6 +127,12 @@ impl ManifestLog {
         self.unnamed.insert(self.next_pack);
         self.next_pack += 1;
         self.parts.held.owner.pack(at)
+    }
+
+    /// Whether packs have a number and are neither named nor given up.
+    #[must_use]
+    pub fn has_unnamed(&self) -> bool {
+        !self.unnamed.is_empty()
     }
 
     /// The record that removes blocks from all packs that have a number by now.

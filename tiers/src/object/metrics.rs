@@ -1,12 +1,14 @@
 //! What the object tier counts: requests, their outcomes, bytes and money.
 
-use std::{fmt, sync::atomic::AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
+    encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+
+use crate::label_values;
 
 /// Seconds of a request: from one in the same rack to one that nearly times out.
 const REQUEST_SECONDS: [f64; 13] = [
@@ -17,33 +19,7 @@ const REQUEST_SECONDS: [f64; 13] = [
     10.0,
 ];
 
-/// Declares a closed set of label values with their names.
-macro_rules! labels {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        pub enum $name { $($(#[$variant_doc])* $variant),+ }
-
-        impl $name {
-            /// All of them.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// The value as it is printed.
-            #[must_use]
-            pub fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text),+ }
-            }
-        }
-
-        impl EncodeLabelValue for $name {
-            fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
-                EncodeLabelValue::encode(&self.name(), encoder)
-            }
-        }
-    };
-}
-
-labels! {
+label_values! {
     /// A kind of request.
     OpLabel {
         /// Reading an object or a range of it.
@@ -65,7 +41,7 @@ labels! {
     }
 }
 
-labels! {
+label_values! {
     /// How one request ended.
     OutcomeLabel {
         /// As it should.
@@ -89,7 +65,7 @@ labels! {
     }
 }
 
-labels! {
+label_values! {
     /// Why a request was not sent.
     UnsentLabel {
         /// The store is taken to be down.

@@ -9,8 +9,9 @@
 //! ```
 //! Invariants
 //! - Only the holder of the newest epoch of an ordinal writes and deletes ([`owner`]).
-//! - A pack counts once the log names it ([`manifest_log`]); what was uploaded and is not named is
-//!   garbage. What was removed is named in the log before that is acknowledged.
+//! - A pack counts once the log names it ([`manifest_log`]); a start names what was uploaded and is not.
+//!   What was removed is named in the log before that is acknowledged, also while a pack that may have
+//!   it is on its way: a pack is numbered before its first block is read.
 //! - Nothing is listed or asked for by HEAD to read a block. What is not there leaves the map.
 //! - The bucket may be slow, wrong or away: reads end in time, as misses; writes stop and go on later.
 //!
@@ -34,6 +35,7 @@ mod metrics;
 pub mod names;
 pub mod owner;
 mod packer;
+mod prices;
 mod reader;
 pub mod rebuild;
 #[cfg(test)]
@@ -42,10 +44,11 @@ mod store;
 
 use self::core::Core;
 pub use self::{
-    core::{Clock, ObjectConfig, ObjectParts, ObjectTasks},
+    core::{Clock, ObjectConfig, ObjectParts, ObjectTasks, PACK_BYTES_MAX, PACK_BYTES_MIN},
     counts::PackMetrics,
     metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel},
     packer::ObjectAdmission,
+    prices::Prices,
     store::ObjectStore,
 };
 

@@ -20,6 +20,7 @@ use super::{
     catalog::{PackInfo, PackNumber},
     format::{Block, CodingPolicy, Footer, PackBuilder, PackEntry, Refused},
     keeper::Keep,
+    names::PackId,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -90,7 +91,10 @@ impl Packer {
                 break;
             }
             tokio::select! {
-                () = self.core.epoch.lost() => continue,
+                () = self.core.epoch.lost() => {
+                    self.runs.hold_unoffered(false);
+                    continue;
+                }
                 () = sleep_until(next) => {}
                 () = self.runs.sealed_more() => {}
             }
@@ -162,13 +166,32 @@ impl Packer {
 
     /// Makes one pack of the first of these blocks; returns those that did not fit.
     async fn pack(&mut self, blocks: Vec<RunBlock>) -> Result<Vec<RunBlock>> {
+        // Before the first block is read: what is removed from then on is noted for this pack, too.
+        let (done, number) = oneshot::channel();
+        self.core.keep(Keep::Number { done }).await?;
+        let lost = |_dropped| Error::new(ErrorKind::Unavailable, "pack without an epoch");
+        let id = number.await.map_err(lost)?;
+        let mut rest = VecDeque::from(blocks);
+        match self.fill(&mut rest).await {
+            Ok((builder, packed)) if !packed.is_empty() => {
+                self.deliver(id, builder, packed).await?;
+            }
+            filled => {
+                self.core.keep(Keep::GiveUp(id)).await?;
+                filled?;
+            }
+        }
+        Ok(rest.into())
+    }
+
+    /// Fills a pack with the first of these blocks.
+    async fn fill(&self, rest: &mut VecDeque<RunBlock>) -> Result<(PackBuilder, Vec<RunBlock>)> {
         let config = &self.core.config;
         let cluster = config.owner.cluster.clone();
         let mut builder = PackBuilder::new(cluster, config.pack_bytes, CodingPolicy::Compressed);
-        let (mut packed, mut rest) = (Vec::new(), VecDeque::from(blocks));
-        let mut is_full = false;
+        let (mut packed, mut is_full) = (Vec::new(), false);
         while !is_full && !rest.is_empty() {
-            let step = self.read_some(&mut rest).await?;
+            let step = self.read_some(rest).await?;
             let encoded = tokio::task::spawn_blocking(move || encode(builder, step)).await;
             let step = encoded
                 .map_err(|error| Error::new(ErrorKind::Internal, "encode a pack").because(error))?;
@@ -177,10 +200,7 @@ impl Packer {
             is_full = !step.left.is_empty();
             step.left.into_iter().rev().for_each(|block| rest.push_front(block));
         }
-        if !packed.is_empty() {
-            self.deliver(builder, packed).await?;
-        }
-        Ok(rest.into())
+        Ok((builder, packed))
     }
 
     /// Reads the next blocks, with their bytes. What has left since the look is left out.
@@ -198,11 +218,7 @@ impl Packer {
     }
 
     /// Uploads a pack and tells the map, and the keeper, who makes sure that it is found again.
-    async fn deliver(&self, builder: PackBuilder, blocks: Vec<RunBlock>) -> Result<()> {
-        let (done, number) = oneshot::channel();
-        self.core.keep(Keep::Number { done }).await?;
-        let lost = |_dropped| Error::new(ErrorKind::Unavailable, "pack without an epoch");
-        let id = number.await.map_err(lost)?;
+    async fn deliver(&self, id: PackId, builder: PackBuilder, blocks: Vec<RunBlock>) -> Result<()> {
         let pack = builder.finish(id, self.core.now_unix_ms());
         let (bytes, name) = (pack.bytes(), id.name(&self.core.config.owner.cluster));
         let deadline = Instant::now() + UPLOAD_DEADLINE;
@@ -263,9 +279,9 @@ fn encode(mut builder: PackBuilder, blocks: Vec<(RunBlock, Vec<u8>)>) -> Step {
             left.push(block);
             continue;
         }
-        let sums: Vec<u64> = (0..).map_while(|part| block.checksums.get(part)).collect();
         let (namespace, hash) = (block.namespace.as_ref(), block.hash);
-        match builder.push(&Block { namespace, hash, sums: &sums, payload: &payload }) {
+        let sums = block.checksums.as_slice();
+        match builder.push(&Block { namespace, hash, sums, payload: &payload }) {
             Ok(_) => packed.push(block),
             Err(Refused::Full) => left.push(block),
             // It stays on nvme.

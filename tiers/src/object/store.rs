@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How long a read may take: an object store that needs longer is no cache.
-pub(super) const READ_DEADLINE: Duration = Duration::from_secs(10);
+const READ_DEADLINE: Duration = Duration::from_secs(10);
 /// When to ask again if too many ask at once.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
 /// Blocks from so many bytes on are decoded on a thread for blocking work.
@@ -83,7 +83,7 @@ impl ObjectStore {
 
     async fn read(&self, wanted: Wanted, mut into: BlockWriter) -> Result<Load> {
         let deadline = Instant::now() + READ_DEADLINE;
-        // A second time alone: what came with others may have been cut or mixed up on its way.
+        // Once more: the bytes may have been cut or mixed up on their way.
         for _ in 0..2 {
             let Some(stored) = self.core.catalog.resolve(wanted.location) else {
                 return Ok(Load::Miss);
@@ -134,11 +134,29 @@ impl ObjectStore {
         decode(stored, bytes, into).await
     }
 
+    /// Asks the keeper to write a removal down, and waits until it is written.
+    fn note_removal<'a>(
+        &'a self,
+        op: impl FnOnce(oneshot::Sender<Result<()>>) -> Keep,
+    ) -> BoxFuture<'a, Result<()>> {
+        let (done, noted) = oneshot::channel();
+        let asked = self.core.try_keep(op(done));
+        Box::pin(async move {
+            asked?;
+            let ended = || Error::new(ErrorKind::Unavailable, "remove: the object tier has ended");
+            let noted = timeout(REMOVE_DEADLINE, noted).await.map_err(|_elapsed| {
+                Error::new(ErrorKind::Timeout, "remove: the object store does not answer")
+            })?;
+            noted.map_err(|_dropped| ended())?
+        })
+    }
+
     /// What it means that the bucket does not deliver.
     fn refused(&self, refusal: BucketErrorKind, stored: &Stored, into: BlockWriter) -> Tried {
         let what = match refusal {
             BucketErrorKind::NotFound => {
-                self.lost(stored);
+                // If there is no room to tell the keeper, the next read of the pack does.
+                drop(self.core.try_keep(Keep::Lost(stored.number)));
                 return Tried::Not(Ok(Load::Miss));
             }
             BucketErrorKind::Busy(after) => return Tried::Not(Ok(Load::Busy(after))),
@@ -152,14 +170,6 @@ impl ObjectStore {
             BucketErrorKind::Failed => "read from the object store",
         };
         Tried::Not(Err(Error::new(ErrorKind::Unavailable, what)))
-    }
-
-    /// An object is not there: somebody has deleted it. All of its blocks leave.
-    fn lost(&self, stored: &Stored) {
-        self.core.metrics.lost_packs.inc();
-        tracing::warn!(pack = stored.pack.name, "object pack is gone");
-        // If there is no room to tell the keeper, the next read of the pack does.
-        drop(self.core.try_keep(Keep::Lost(stored.number)));
     }
 
     fn is_given_up(&self, location: Location) -> bool {
@@ -226,30 +236,28 @@ impl BlockStore for ObjectStore {
         // Unreadable from now on, also while the bucket is being told.
         let killed = blocks.iter().filter(|block| self.core.catalog.kill(block.location));
         let keys: Vec<IndexKey> = killed.map(IndexKey::of).collect();
-        let (done, removed) = oneshot::channel();
-        let asked = self.core.try_keep(Keep::Remove { keys, done });
-        Box::pin(async move {
-            asked?;
-            let ended = || Error::new(ErrorKind::Unavailable, "remove: the object tier has ended");
-            let removed = timeout(REMOVE_DEADLINE, removed).await.map_err(|_elapsed| {
-                Error::new(ErrorKind::Timeout, "remove: the object store does not answer")
-            })?;
-            removed.map_err(|_dropped| ended())?
-        })
+        self.note_removal(|done| Keep::Remove { keys, done })
     }
 
-    fn removed(&self, namespace: NamespaceId, hashes: &[BlockHash]) -> Result<()> {
-        let mut unfound = self.core.unfound.lock();
-        let Some(removed) = unfound.as_mut() else { return Ok(()) };
-        let room = UNFOUND_MAX.saturating_sub(removed.len());
-        removed.extend(hashes.iter().take(room).map(|hash| IndexKey { namespace, hash: *hash }));
-        let what = "remove from the object tier: it has not found its blocks yet";
-        Err(Error::new(ErrorKind::Unavailable, what))
+    fn removed<'a>(
+        &'a self,
+        namespace: NamespaceId,
+        hashes: &'a [BlockHash],
+    ) -> BoxFuture<'a, Result<()>> {
+        let keys = hashes.iter().map(|hash| IndexKey { namespace, hash: *hash });
+        let keys: Vec<IndexKey> = keys.collect();
+        if let Some(unfound) = self.core.unfound.lock().as_mut() {
+            let room = UNFOUND_MAX.saturating_sub(unfound.len());
+            unfound.extend(keys.into_iter().take(room));
+            let what = "remove from the object tier: it has not found its blocks yet, and if this \
+                        node restarts before it has they may come back; then remove them again";
+            return Box::pin(async move { Err(Error::new(ErrorKind::Unavailable, what)) });
+        }
+        self.note_removal(|done| Keep::Removed { keys, done })
     }
 
     fn shed(&self) {
-        // Asked again for every block of a put.
-        drop(self.core.try_keep(Keep::Shed));
+        self.core.shed.notify_one();
     }
 
     fn usage(&self) -> StoreUsage {

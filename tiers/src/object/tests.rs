@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use object_store::memory::InMemory;
 use prometheus_client::registry::Registry;
 use tokio::{task::JoinSet, time::timeout};
 
@@ -23,7 +22,7 @@ use crate::{
     block::Hashes,
     namespace::{Namespace, NamespaceTable, Secret},
     store::{BlockStore, RunId},
-    testing::{Fixture, MemoryRuns, MemoryStore, block_bytes, hash_of, pack},
+    testing::{FaultyObjectStore, Fixture, MemoryRuns, MemoryStore, block_bytes, hash_of, pack},
     tier::Tier,
 };
 
@@ -31,7 +30,7 @@ const LEN: u32 = 32 << 10;
 
 /// A bucket, a clock, and a directory for the copy of the log.
 struct Rig {
-    objects: Arc<InMemory>,
+    objects: Arc<FaultyObjectStore>,
     clock: Arc<AtomicU64>,
     local: tempfile::TempDir,
     admission: ObjectAdmission,
@@ -43,7 +42,7 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         Self {
-            objects: Arc::new(InMemory::new()),
+            objects: Arc::new(FaultyObjectStore::default()),
             clock: Arc::new(AtomicU64::new(1_700_000_000_000)),
             local: tempfile::tempdir().unwrap(),
             admission: ObjectAdmission::All,
@@ -63,7 +62,8 @@ impl Rig {
         let nvme = Arc::new(MemoryStore::new(Tier::Nvme));
         let runs = Arc::new(MemoryRuns::over(Arc::clone(&nvme)));
         let requests = ObjectMetrics::register(&mut Registry::default());
-        let objects: Arc<dyn object_store::ObjectStore> = Arc::<InMemory>::clone(&self.objects);
+        let objects: Arc<dyn object_store::ObjectStore> =
+            Arc::<FaultyObjectStore>::clone(&self.objects);
         let bucket = Bucket::over(objects, BucketConfig::default(), requests.clone());
         let config = ObjectConfig {
             owner: Owner { cluster: ClusterName::new("test").unwrap(), ordinal: 2 },
@@ -244,6 +244,45 @@ async fn what_is_removed_before_it_is_found_stays_removed() {
     assert_eq!(node.hits(0..30).await.len(), 27);
     let again = node.fixture.stack.remove(&node.namespace, Hashes::new(&packed, 32).unwrap());
     assert_eq!(again.await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pack_that_was_not_named_comes_back_without_what_was_removed_meanwhile() {
+    let rig = Rig::new();
+    let node = rig.start();
+    node.found().await;
+    rig.objects.set_latency(Duration::from_secs(3));
+    node.seal(0..20).await;
+    // The pack is on its way.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(node.metrics.packs_made.get(), 0);
+    let packed = pack(&[1, 2, 3]);
+    let removed = node.fixture.stack.remove(&node.namespace, Hashes::new(&packed, 32).unwrap());
+    assert_eq!(removed.await.unwrap(), 3);
+    assert_eq!((node.metrics.packs_made.get(), node.metrics.named_packs.get()), (1, 0));
+    drop(node);
+    rig.objects.set_latency(Duration::ZERO);
+    let empty = tempfile::tempdir().unwrap();
+    let node = rig.start_at(empty.path());
+    node.found().await;
+    let left: Vec<u64> = (0..20).filter(|number| ![1, 2, 3].contains(number)).collect();
+    assert_eq!(node.hits(0..20).await, left);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_map_costs_a_pack_or_two_however_often_it_says_so() {
+    let rig = Rig::new();
+    let node = rig.start();
+    let run = node.seal(0..120).await;
+    node.packed(run).await;
+    let made = node.metrics.packs_made.get();
+    (0..100).for_each(|_| node.store.shed());
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    // One for what is heard at once, one for all that was said meanwhile.
+    let dropped = node.metrics.dropped_packs.get();
+    assert!((1..=2).contains(&dropped), "{dropped} of {made}");
+    let left = node.stored(0..120).len();
+    assert!((120 - 2 * 32..120).contains(&left), "{left} of 120");
 }
 
 #[tokio::test(start_paused = true)]

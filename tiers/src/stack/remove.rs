@@ -11,7 +11,7 @@ use super::{
     load::{Flight, Turn},
 };
 use crate::{
-    block::Hashes,
+    block::{BlockHash, Hashes},
     error::{Error, ErrorKind, Result},
     map::{Hashed, Location, removed},
     metrics::EvictReason,
@@ -81,16 +81,17 @@ impl Shared {
                 gone.push(Gone { at, cold });
             }
         }
-        let noted = self.note_removed(namespace, hashes);
-        self.forget_copies(namespace, gone).await.into_result()?;
-        noted.map(|()| count)
+        let forgotten = self.forget_copies(namespace, gone).await;
+        let noted = self.note_removed(namespace, hashes).await;
+        forgotten.into_result().and(noted)?;
+        Ok(count)
     }
 
     /// Tells the tiers what they must not find any more.
-    fn note_removed(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Result<()> {
-        let hashes: Vec<_> = hashes.iter().collect();
+    async fn note_removed(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Result<()> {
+        let hashes: Vec<BlockHash> = hashes.iter().collect();
         let noted = self.cold.iter().map(|store| store.removed(*namespace.id(), &hashes));
-        noted.fold(Ok(()), Result::and)
+        join_all(noted).await.into_iter().collect()
     }
 
     /// Takes a block out of the map; returns whether it was readable, and its colder copies.

@@ -167,7 +167,11 @@ impl BlockStore for Faulty {
         })
     }
 
-    fn removed(&self, namespace: NamespaceId, hashes: &[BlockHash]) -> Result<()> {
+    fn removed<'a>(
+        &'a self,
+        namespace: NamespaceId,
+        hashes: &'a [BlockHash],
+    ) -> BoxFuture<'a, Result<()>> {
         self.inner.removed(namespace, hashes)
     }
 

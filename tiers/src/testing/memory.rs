@@ -328,10 +328,6 @@ impl BlockStore for MemoryStore {
         *self.above.lock() = Some(above);
     }
 
-    fn is_damaged(&self, _block: &Wanted) -> bool {
-        true
-    }
-
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
         Box::pin(async move {
             self.check_open()?;
@@ -341,10 +337,6 @@ impl BlockStore for MemoryStore {
             }
             Ok(())
         })
-    }
-
-    fn removed(&self, _namespace: NamespaceId, _hashes: &[BlockHash]) -> Result<()> {
-        Ok(())
     }
 
     fn shed(&self) {

@@ -224,18 +224,6 @@ mod tests {
             Box::pin(async { Ok(()) })
         }
 
-        fn is_damaged(&self, _block: &Wanted) -> bool {
-            true
-        }
-
-        fn removed(
-            &self,
-            _namespace: crate::namespace::NamespaceId,
-            _hashes: &[crate::block::BlockHash],
-        ) -> Result<()> {
-            Ok(())
-        }
-
         fn shed(&self) {
             self.0.shed();
         }

@@ -2,51 +2,10 @@
 
 use tokio::time::Instant;
 
-use crate::{
-    limits::GIB,
-    object::metrics::{ObjectMetrics, OpLabel, OutcomeLabel},
+use crate::object::{
+    metrics::{ObjectMetrics, OpLabel, OutcomeLabel},
+    prices::Prices,
 };
-
-/// What the store charges, in dollars. An estimate: traffic out of the region and minimum storage times
-/// are not in it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Prices {
-    /// A thousand requests that write or list.
-    pub thousand_puts: f64,
-    /// A thousand requests that read.
-    pub thousand_gets: f64,
-    /// A GiB stored for a month.
-    pub gib_month: f64,
-}
-
-impl Default for Prices {
-    /// S3 Standard in us-east-1, the most quoted ones.
-    fn default() -> Self {
-        Self { thousand_puts: 0.005, thousand_gets: 0.0004, gib_month: 0.023 }
-    }
-}
-
-impl Prices {
-    /// One request.
-    #[must_use]
-    pub fn request(&self, op: OpLabel) -> f64 {
-        match op {
-            OpLabel::Get | OpLabel::Head => self.thousand_gets / 1e3,
-            OpLabel::Put | OpLabel::Create | OpLabel::Part | OpLabel::Multipart | OpLabel::List => {
-                self.thousand_puts / 1e3
-            }
-            OpLabel::Delete => 0.0,
-        }
-    }
-
-    /// So many bytes, for a month.
-    #[must_use]
-    pub fn month(&self, bytes: u64) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-        let gib = bytes as f64 / GIB as f64;
-        gib * self.gib_month
-    }
-}
 
 /// Counts requests.
 #[derive(Debug)]

@@ -14,17 +14,19 @@ use object_store::{
 };
 use url::Url;
 
-use super::{Backend, Bucket, Parts, Prices};
+use super::{Backend, Bucket, Parts};
 use crate::{
     error::{Error, ErrorKind, Result},
     limits::MIB,
-    object::metrics::ObjectMetrics,
+    object::{metrics::ObjectMetrics, prices::Prices},
 };
 
 /// How long making a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The suffix of buckets of S3 Express, which lists in no order.
 const EXPRESS_SUFFIX: &str = "--x-s3";
+/// What a URL may begin with.
+pub const SCHEMES: [&str; 8] = ["s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file"];
 
 /// Where the bucket is, and how it is asked.
 #[derive(Clone)]

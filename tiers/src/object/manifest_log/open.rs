@@ -75,11 +75,7 @@ impl ManifestLog {
         for epoch in older.open_logs(held) {
             older.close(&source, held, epoch).await?;
         }
-        let mut unnamed = source.find_unnamed(&older.folded).await?;
-        if !parts.adopts_unnamed {
-            let orphans = std::mem::take(&mut unnamed.orphans);
-            unnamed.leftovers.extend(orphans.iter().map(|pack| pack.id));
-        }
+        let unnamed = source.find_unnamed(&older.folded).await?;
         let mut opened = Self::after(parts, &older, now_unix_ms);
         opened.enqueue(beginning(opened.parts.held.epoch, &unnamed), now_unix_ms);
         opened.settle(deadline).await?;

@@ -331,18 +331,6 @@ impl BlockStore for Hasty {
         self.0.remove(blocks)
     }
 
-    fn is_damaged(&self, _block: &Wanted) -> bool {
-        true
-    }
-
-    fn removed(
-        &self,
-        _namespace: crate::namespace::NamespaceId,
-        _hashes: &[crate::block::BlockHash],
-    ) -> Result<()> {
-        Ok(())
-    }
-
     fn shed(&self) {
         self.0.shed();
     }

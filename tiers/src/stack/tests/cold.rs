@@ -337,18 +337,6 @@ impl BlockStore for Late {
         self.0.remove(blocks)
     }
 
-    fn is_damaged(&self, _block: &Wanted) -> bool {
-        true
-    }
-
-    fn removed(
-        &self,
-        _namespace: crate::namespace::NamespaceId,
-        _hashes: &[crate::block::BlockHash],
-    ) -> Result<()> {
-        Ok(())
-    }
-
     fn shed(&self) {
         self.0.shed();
     }
