@@ -65,6 +65,13 @@ impl AlignedBuf {
     }
 }
 
+impl Default for AlignedBuf {
+    /// An empty one.
+    fn default() -> Self {
+        Self::zeroed(0)
+    }
+}
+
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         if self.allocated > 0 {

@@ -12,7 +12,8 @@ use super::{
     aligned::{PAGE, PAGE_BYTES},
     chunks::Chunks,
     device::SegmentId,
-    format::{Entry, Kind, Place, RecordHeader, SegmentHeader, Shape, Tombstone, checksum},
+    format::{Entry, Frame, Kind, Place, RecordHeader, SegmentHeader, Shape, Tombstone, checksum},
+    gather::Gather,
     index::{Change, IndexEntry, IndexKey},
     item::{Bytes, Item, Then},
     pipeline::{Group, Placed},
@@ -27,6 +28,9 @@ use crate::{error::ErrorKind, map::Checksums};
 const WRITES_URGENT: usize = 4;
 /// See [`WRITES_URGENT`].
 const WRITES_BACKGROUND: usize = 2;
+/// Bytes of a block from which on the disk takes them from where they are: to copy fewer is cheaper
+/// than one more piece of a write.
+const LEND_BYTES_MIN: usize = 32 << 10;
 const TOO_LARGE: Refusal =
     Refusal { kind: ErrorKind::Invalid, what: "write to nvme: it does not fit into a segment" };
 const FAILED: Refusal =
@@ -219,9 +223,20 @@ impl Writer {
         }
         let mut at = group.start;
         for Placed { header, item } in &mut group.placed {
-            let (buffers, payload) = (&mut self.pipeline.buffers, item.bytes.as_ref());
-            header.payload_sum = checksum(payload);
-            header.encode(payload, &mut |bytes| chunks.push(bytes, buffers, &mut full));
+            let buffers = &mut self.pipeline.buffers;
+            header.payload_sum = checksum(item.bytes.as_ref());
+            let Frame { head, whole, behind } = header.frame(item.bytes.as_ref());
+            chunks.push(&head, buffers, &mut full);
+            match &item.bytes {
+                Bytes::Arena(block) if whole >= LEND_BYTES_MIN && Gather::can_lend(block) => {
+                    chunks.lend(block, whole, buffers, &mut full);
+                }
+                bytes => {
+                    let whole = bytes.as_ref().get(..whole).unwrap_or_default();
+                    chunks.push(whole, buffers, &mut full);
+                }
+            }
+            chunks.push(&behind, buffers, &mut full);
             for chunk in full.drain(..) {
                 self.make_way(urgent).await;
                 if !self.pipeline.has_failed() {

@@ -21,6 +21,7 @@ use std::{
 
 use super::{
     aligned::{AlignedBuf, PAGE_BYTES},
+    gather::Gather,
     posix::PosixFiles,
     pread::PreadDevice,
     uring::UringDevice,
@@ -199,14 +200,8 @@ pub trait Device: Debug + Send + Sync + 'static {
     /// Reads from `offset` into `landing`.
     fn read(&self, segment: SegmentId, offset: u64, landing: Landing) -> Moved<Landing>;
 
-    /// Writes `from[start..]` at `offset`; `start` is a multiple of [`PAGE_BYTES`].
-    fn write(
-        &self,
-        segment: SegmentId,
-        offset: u64,
-        from: AlignedBuf,
-        start: usize,
-    ) -> Moved<AlignedBuf>;
+    /// Writes what is not written yet of `from` at `offset`.
+    fn write(&self, segment: SegmentId, offset: u64, from: Gather) -> Moved<Gather>;
 
     /// Makes what was written to a segment survive a loss of power.
     fn sync(&self, segment: SegmentId, why: SyncPoint) -> BoxFuture<'static, io::Result<()>>;
@@ -285,7 +280,7 @@ pub async fn read_full(
     (landing, Ok(()))
 }
 
-/// Writes all of `from` at `offset`.
+/// Writes all of `from` at `offset`, which is where its first byte, written or not, goes.
 ///
 /// # Errors
 /// `WriteZero` if the disk takes nothing without saying why; else those of the device. How much was
@@ -297,16 +292,14 @@ pub async fn write_full(
     device: &dyn Device,
     segment: SegmentId,
     offset: u64,
-    mut from: AlignedBuf,
-) -> (AlignedBuf, io::Result<()>) {
-    let mut start = 0;
-    while start < from.len() {
-        let at = offset.saturating_add(u64::try_from(start).unwrap_or(u64::MAX));
-        let (back, moved) = device.write(segment, at, from, start).await;
+    mut from: Gather,
+) -> (Gather, io::Result<()>) {
+    while from.written() < from.len() {
+        let at = offset.saturating_add(u64::try_from(from.written()).unwrap_or(u64::MAX));
+        let (back, moved) = device.write(segment, at, from).await;
         from = back;
         match moved {
-            // What lies behind the last whole page is written again.
-            Ok(bytes) if bytes >= PAGE_BYTES => start += bytes - bytes % PAGE_BYTES,
+            Ok(bytes) if from.advance(bytes) > 0 => {}
             Ok(_less_than_a_page) => {
                 let what = format!("write {segment:?} at {at}: nothing was written");
                 return (from, Err(io::Error::new(io::ErrorKind::WriteZero, what)));

@@ -61,7 +61,7 @@ async fn operations_outlive_the_device() {
         let directory = tempfile::tempdir().unwrap();
         let device = open(directory.path(), engine).unwrap();
         device.create(FIRST, 1 << 20).unwrap();
-        let (_, written) = write_full(&*device, FIRST, 0, AlignedBuf::zeroed(1 << 20)).await;
+        let (_, written) = write_full(&*device, FIRST, 0, AlignedBuf::zeroed(1 << 20).into()).await;
         written.unwrap();
         let mut reads = Vec::new();
         for _ in 0..100 {
@@ -98,7 +98,7 @@ async fn operations_outlive_the_thread_of_their_caller() {
                     for number in 0..32 {
                         let mut from = AlignedBuf::zeroed(2 << 20);
                         from.fill(7);
-                        let mut write = device.write(FIRST, number * (2 << 20), from, 0);
+                        let mut write = device.write(FIRST, number * (2 << 20), from.into());
                         std::future::poll_fn(|context| {
                             drop(write.as_mut().poll(context));
                             std::task::Poll::Ready(())

@@ -44,7 +44,7 @@ use std::num::NonZeroU64;
 
 use self::pages::copy_to;
 pub use self::{
-    record::{Kind, RecordHeader, Shape, SumsBehind, Tombstone},
+    record::{Frame, Kind, RecordHeader, Shape, SumsBehind, Tombstone},
     table::{Entry, EntryTable},
 };
 use super::{

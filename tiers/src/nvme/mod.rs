@@ -29,6 +29,7 @@ mod chunks;
 pub mod device;
 pub mod directory;
 pub mod format;
+pub mod gather;
 pub mod index;
 mod item;
 mod land;

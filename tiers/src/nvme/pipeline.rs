@@ -18,10 +18,10 @@ use futures_util::{StreamExt, future::BoxFuture, poll, stream::FuturesUnordered}
 
 use super::{
     OpLabel,
-    aligned::AlignedBuf,
     chunks::Buffers,
     device::{Device, SegmentId, SyncPoint, write_full},
     format::{Place, RecordHeader},
+    gather::Gather,
     index::{Change, IndexKey},
     item::Item,
 };
@@ -75,7 +75,7 @@ struct Flying {
 
 struct Written {
     number: u64,
-    buffer: AlignedBuf,
+    pages: Gather,
     outcome: io::Result<()>,
 }
 
@@ -148,13 +148,13 @@ impl Pipeline {
     ///
     /// # Cancel safety
     /// Safe: the write goes on.
-    pub(super) async fn write(&mut self, at: u64, pages: AlignedBuf) {
+    pub(super) async fn write(&mut self, at: u64, pages: Gather) {
         let Some(last) = self.groups.back_mut() else { return };
         last.writes += 1;
         let (number, segment, device) = (last.number, self.segment, Arc::clone(&self.device));
         self.writes.push(Box::pin(async move {
-            let (buffer, outcome) = write_full(device.as_ref(), segment, at, pages).await;
-            Written { number, buffer, outcome }
+            let (pages, outcome) = write_full(device.as_ref(), segment, at, pages).await;
+            Written { number, pages, outcome }
         }));
         // A write begins when it is first polled; what comes next is encoded meanwhile.
         if let Poll::Ready(Some(written)) = poll!(self.writes.next()) {
@@ -220,8 +220,8 @@ impl Pipeline {
     }
 
     fn written(&mut self, written: Written) {
-        let Written { number, buffer, outcome } = written;
-        self.buffers.give(buffer);
+        let Written { number, pages, outcome } = written;
+        self.buffers.give(pages.into_own());
         if let Some(flying) = self.groups.iter_mut().find(|flying| flying.number == number) {
             flying.writes -= 1;
         }

@@ -37,6 +37,9 @@ const OPEN_FILES_MAX: NonZeroUsize = NonZeroUsize::MIN.saturating_add(255);
 /// The most that one operation moves: the kernel's own limit is a little under 2 GiB.
 pub(super) const MOVE_BYTES_MAX: usize = 1 << 30;
 
+/// The most slices that one operation moves: the kernel's own limit (`IOV_MAX`).
+pub(super) const MOVE_SLICES_MAX: usize = 1024;
+
 /// What `st_blocks` counts, whatever the block size of the file system is.
 const STAT_BLOCK_BYTES: u64 = 512;
 

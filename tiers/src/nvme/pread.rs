@@ -1,4 +1,4 @@
-//! The engine that works everywhere: `preadv`, `pwrite` and `fdatasync` on a bounded pool of threads.
+//! The engine that works everywhere: `preadv`, `pwritev` and `fdatasync` on a bounded pool of threads.
 //!
 //! A job owns the buffer that it moves, and the thread that runs it owns the job: a caller that goes
 //! away leaves both alone. At most [`OPERATIONS_MAX`] jobs are queued or running; more callers wait
@@ -8,19 +8,20 @@
 use std::{
     collections::VecDeque,
     fmt,
-    io::{self, IoSliceMut},
+    io::{self, IoSlice, IoSliceMut},
     sync::Arc,
     thread,
 };
 
 use parking_lot::{Condvar, Mutex};
-use rustix::io::{preadv, pwrite, retry_on_intr};
+use rustix::io::{preadv, pwritev, retry_on_intr};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::{
     aligned::AlignedBuf,
     device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
-    posix::{MOVE_BYTES_MAX, PosixFiles, failed},
+    gather::Gather,
+    posix::{MOVE_BYTES_MAX, MOVE_SLICES_MAX, PosixFiles, failed},
     turn::turn,
 };
 use crate::store::BoxFuture;
@@ -95,7 +96,7 @@ impl fmt::Debug for Pool {
     }
 }
 
-/// Moves bytes with `preadv` and `pwrite`.
+/// Moves bytes with `preadv` and `pwritev`.
 #[derive(Debug)]
 pub(super) struct PreadDevice {
     pool: Arc<Pool>,
@@ -174,20 +175,14 @@ impl Device for PreadDevice {
         })
     }
 
-    fn write(
-        &self,
-        segment: SegmentId,
-        offset: u64,
-        from: AlignedBuf,
-        start: usize,
-    ) -> Moved<AlignedBuf> {
+    fn write(&self, segment: SegmentId, offset: u64, from: Gather) -> Moved<Gather> {
         let pool = Arc::clone(&self.pool);
         Box::pin(async move {
             let work = move |files: &PosixFiles| {
-                let written = write_now(files, segment, offset, from.get(start..).unwrap_or(&[]));
+                let written = write_now(files, segment, offset, &from);
                 (from, written)
             };
-            pool.run(work).await.unwrap_or_else(|| (AlignedBuf::zeroed(0), Err(gone())))
+            pool.run(work).await.unwrap_or_else(|| (Gather::default(), Err(gone())))
         })
     }
 
@@ -226,11 +221,17 @@ fn write_now(
     files: &PosixFiles,
     segment: SegmentId,
     offset: u64,
-    from: &[u8],
+    from: &Gather,
 ) -> io::Result<usize> {
     let file = files.file(segment)?;
-    let from = from.get(..MOVE_BYTES_MAX).unwrap_or(from);
-    retry_on_intr(|| pwrite(&file, from, offset))
+    let mut room = MOVE_BYTES_MAX;
+    let slices = from.slices().take(MOVE_SLICES_MAX).map(|slice| {
+        let taken = slice.get(..room).unwrap_or(slice);
+        room -= taken.len();
+        IoSlice::new(taken)
+    });
+    let slices: Vec<_> = slices.collect();
+    retry_on_intr(|| pwritev(&file, &slices, offset))
         .map_err(|errno| failed(&format!("write {segment:?} at {offset}"), errno))
 }
 

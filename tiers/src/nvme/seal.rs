@@ -59,7 +59,8 @@ impl Writer {
         }
         let file_bytes = open.at + u64::try_from(pages.len()).unwrap_or(0);
         // Not synced: without its table a segment is read record by record.
-        let (_, written) = write_full(self.core.device.as_ref(), open.id, open.at, pages).await;
+        let (_, written) =
+            write_full(self.core.device.as_ref(), open.id, open.at, pages.into()).await;
         let cut = written.and_then(|()| self.core.device.truncate(open.id, file_bytes));
         let cut = cut.inspect_err(|error| {
             self.core.metrics.errors(OpLabel::Write).inc();

@@ -16,10 +16,11 @@ use std::{
 use tokio::task::JoinSet;
 
 use crate::{
-    dram::{BlockWriter, Pool, slot_bytes},
+    dram::{BlockWriter, Pool, seal, slot_bytes},
     nvme::{
         aligned::{AlignedBuf, PAGE, PAGE_BYTES},
         device::{Device, Landing, SegmentId, SyncPoint, read_full, write_full},
+        gather::Gather,
     },
 };
 
@@ -45,6 +46,8 @@ pub async fn run(device: Arc<dyn Device>) {
     let bench = Bench::new(device);
     bench.check(bench.segments_come_and_go(), "segments come and go");
     bench.check(bench.reads_back_what_was_written().await, "reads back what was written");
+    let gathered = bench.writes_what_is_left_from_where_it_is().await;
+    bench.check(gathered, "writes what is left from where it is");
     bench.check(bench.ends_where_the_file_ends().await, "ends where the file ends");
     bench.check(bench.absent_segments_are_errors().await, "absent segments are errors");
     bench.check(bench.space_is_accounted(), "space is accounted");
@@ -98,7 +101,7 @@ impl Bench {
             page.fill(page_byte(segment, number, salt));
         }
         let offset = pages.start() * PAGE;
-        write_full(&*self.device, SegmentId(segment), offset, from).await.1
+        write_full(&*self.device, SegmentId(segment), offset, from.into()).await.1
     }
 
     /// Whether these pages hold what `write` wrote.
@@ -142,16 +145,33 @@ impl Bench {
         }
         let (landing, read) = self.read_once(1, 5, 2).await;
         right &= read? > 0 && is_filled(&landing.head, 0);
-        // Only from `start` on.
-        let mut from = AlignedBuf::zeroed(3 * PAGE_BYTES);
-        from.fill(1);
-        let (from, written) = self.device.write(SegmentId(1), 8 * PAGE, from, PAGE_BYTES).await;
-        right &= written? == 2 * PAGE_BYTES && from.len() == 3 * PAGE_BYTES;
-        let (landing, read) = self.read_once(1, 8, 3).await;
-        right &= read? == 3 * PAGE_BYTES;
-        let holds: Vec<bool> = landing.head.chunks(PAGE_BYTES).map(|p| is_filled(p, 1)).collect();
         self.remove(1..=1)?;
-        Ok(right && holds == [true, true, false])
+        Ok(right)
+    }
+
+    async fn writes_what_is_left_from_where_it_is(&self) -> io::Result<bool> {
+        self.create(1..=1)?;
+        let mut body = self.body(4)?;
+        for (page, byte) in body.bytes_mut().chunks_mut(PAGE_BYTES).zip(4..) {
+            page.fill(byte);
+        }
+        let unsealed = |_writers| io::Error::other("the block of the suite is not whole");
+        let block = seal(vec![body], 4 * 4096).map_err(unsealed)?;
+        let mut from = Gather::empty(AlignedBuf::zeroed(4 * PAGE_BYTES));
+        from.copy(&[1; PAGE_BYTES]);
+        from.copy(&[2; PAGE_BYTES]);
+        from.lend(&block, PAGE_BYTES..3 * PAGE_BYTES);
+        from.copy(&[3; PAGE_BYTES]);
+        let right = from.advance(PAGE_BYTES) == PAGE_BYTES;
+        let (from, written) = write_full(&*self.device, SegmentId(1), 7 * PAGE, from).await;
+        written?;
+        let back = from.written() == 5 * PAGE_BYTES && from.into_own().len() == 4 * PAGE_BYTES;
+        let landing = Landing::new(AlignedBuf::zeroed(6 * PAGE_BYTES), None);
+        let (landing, read) = read_full(&*self.device, SegmentId(1), 7 * PAGE, landing).await;
+        read?;
+        self.remove(1..=1)?;
+        let mut holds = landing.head.chunks(PAGE_BYTES).zip([0, 2, 5, 6, 3, 0]);
+        Ok(right && back && holds.all(|(page, byte)| is_filled(page, byte)))
     }
 
     async fn read_once(
@@ -187,7 +207,7 @@ impl Bench {
         self.remove(1..=1)?;
         let (landing, read) = self.read_once(1, 0, 1).await;
         let (from, written) =
-            self.device.write(SegmentId(1), 0, AlignedBuf::zeroed(PAGE_BYTES), 0).await;
+            self.device.write(SegmentId(1), 0, AlignedBuf::zeroed(PAGE_BYTES).into()).await;
         let synced = self.device.sync(SegmentId(1), SyncPoint::Records).await;
         let absent = |error: io::Error| error.kind() == ErrorKind::NotFound;
         let back = landing.head.len() == PAGE_BYTES && from.len() == PAGE_BYTES;
@@ -233,7 +253,7 @@ impl Bench {
         for page in 0..64 {
             let mut from = AlignedBuf::zeroed(2 * PAGE_BYTES);
             from.fill(0xdd);
-            poll_once(self.device.write(SegmentId(1), page * 4 * PAGE, from, 0)).await;
+            poll_once(self.device.write(SegmentId(1), page * 4 * PAGE, from.into())).await;
         }
         let mut right = true;
         for page in 0..64 {
@@ -306,12 +326,13 @@ impl Bench {
             let (segment, page) = place(number);
             let mut from = AlignedBuf::zeroed(PAGE_BYTES);
             from.fill(page_byte(segment, page, 0));
-            drop(writes.spawn(self.device.write(SegmentId(segment), page * PAGE, from, 0)));
+            drop(writes.spawn(self.device.write(SegmentId(segment), page * PAGE, from.into())));
             if number % 100 == 0 {
                 let sync = self.device.sync(SegmentId(segment), SyncPoint::Records);
-                drop(writes.spawn(async move {
-                    (AlignedBuf::zeroed(0), sync.await.map(|()| PAGE_BYTES))
-                }));
+                drop(
+                    writes
+                        .spawn(async move { (Gather::default(), sync.await.map(|()| PAGE_BYTES)) }),
+                );
             }
         }
         let mut right = true;

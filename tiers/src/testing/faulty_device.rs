@@ -21,6 +21,7 @@ use crate::{
     nvme::{
         aligned::{AlignedBuf, PAGE_BYTES},
         device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
+        gather::Gather,
     },
     store::BoxFuture,
 };
@@ -314,28 +315,19 @@ impl Device for FaultyDevice {
         })
     }
 
-    fn write(
-        &self,
-        segment: SegmentId,
-        offset: u64,
-        from: AlignedBuf,
-        start: usize,
-    ) -> Moved<AlignedBuf> {
+    fn write(&self, segment: SegmentId, offset: u64, from: Gather) -> Moved<Gather> {
         let (inner, shared) = (Arc::clone(&self.inner), Arc::clone(&self.shared));
         Box::pin(async move {
             let (from, delayed) = shared.delay(Call::Write, from).await;
             match delayed {
                 Ok(true) => {}
-                Ok(false) => return inner.write(segment, offset, from, start).await,
+                Ok(false) => return inner.write(segment, offset, from).await,
                 Err(error) => return (from, Err(error)),
             }
-            let bytes = from.get(start..).unwrap_or(&[]);
-            let bytes = bytes.get(..half(bytes.len())).unwrap_or(&[]);
-            let mut part = AlignedBuf::zeroed(bytes.len());
-            for (to, byte) in part.iter_mut().zip(bytes) {
-                *to = *byte;
-            }
-            let (_, written) = inner.write(segment, offset, part, 0).await;
+            let bytes = from.slices().collect::<Vec<_>>().concat();
+            let mut part = Gather::empty(AlignedBuf::zeroed(half(bytes.len())));
+            part.copy(&bytes);
+            let (_, written) = inner.write(segment, offset, part).await;
             (from, written)
         })
     }

@@ -24,8 +24,9 @@ use parking_lot::Mutex;
 use super::Draws;
 use crate::{
     nvme::{
-        aligned::{AlignedBuf, PAGE, PAGE_BYTES},
+        aligned::{PAGE, PAGE_BYTES},
         device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
+        gather::Gather,
     },
     store::BoxFuture,
 };
@@ -404,16 +405,10 @@ impl Device for VolatileDevice {
         })
     }
 
-    fn write(
-        &self,
-        segment: SegmentId,
-        offset: u64,
-        from: AlignedBuf,
-        start: usize,
-    ) -> Moved<AlignedBuf> {
+    fn write(&self, segment: SegmentId, offset: u64, from: Gather) -> Moved<Gather> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            let begun = shared.write(segment, offset, from.get(start..).unwrap_or(&[]));
+            let begun = shared.write(segment, offset, &from.slices().collect::<Vec<_>>().concat());
             let (changes, bytes) = match begun {
                 Ok(begun) => begun,
                 Err(error) => return (from, Err(error)),

@@ -9,11 +9,8 @@ pub(super) fn copy_to(page: &mut [u8], at: usize, bytes: &[u8]) {
     }
 }
 
-/// Hands `bytes` on, and zeros up to the next page.
-pub(super) fn put_padded(bytes: &[u8], out: &mut impl FnMut(&[u8])) {
-    out(bytes);
-    let padding = bytes.len().next_multiple_of(PAGE_BYTES) - bytes.len();
-    if let Some(zeros) = [0; PAGE_BYTES].get(..padding).filter(|zeros| !zeros.is_empty()) {
-        out(zeros);
-    }
+/// Adds `bytes` to whole pages, and zeros up to the next one.
+pub(super) fn put_padded(bytes: &[u8], pages: &mut Vec<u8>) {
+    pages.extend_from_slice(bytes);
+    pages.resize(pages.len().next_multiple_of(PAGE_BYTES), 0);
 }

@@ -80,6 +80,17 @@ pub struct RecordHeader {
     pub sums: Vec<u64>,
 }
 
+/// A record in whole pages, but for those of its payload, which lie between `head` and `behind`.
+#[derive(Debug)]
+pub struct Frame {
+    /// The header, and an inline payload.
+    pub head: [u8; PAGE_BYTES],
+    /// So many of the payload's bytes, all of them in whole pages, follow.
+    pub whole: usize,
+    /// The rest of the payload, and checksums that lie behind it.
+    pub behind: Vec<u8>,
+}
+
 /// How a record lies in its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
@@ -123,8 +134,9 @@ impl RecordHeader {
         Shape::of(self.parts, usize::try_from(self.len).unwrap_or(usize::MAX))
     }
 
-    /// Writes the record to `out`, which takes it page by page.
-    pub fn encode(&self, payload: &[u8], out: &mut impl FnMut(&[u8])) {
+    /// The record but for the whole pages of a payload that is not inline.
+    #[must_use]
+    pub fn frame(&self, payload: &[u8]) -> Frame {
         let shape = self.shape();
         let sums: Vec<u8> = self.sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
         let mut page = [0; PAGE_BYTES];
@@ -137,13 +149,15 @@ impl RecordHeader {
         if shape.inline {
             copy_to(&mut page, at, payload);
         }
-        out(&page);
+        let whole = if shape.inline { 0 } else { payload.len() - payload.len() % PAGE_BYTES };
+        let mut behind = Vec::new();
         if !shape.inline {
-            put_padded(payload, out);
+            put_padded(payload.get(whole..).unwrap_or_default(), &mut behind);
         }
         if shape.sums_behind {
-            put_padded(&sums, out);
+            put_padded(&sums, &mut behind);
         }
+        Frame { head: page, whole, behind }
     }
 
     fn encode_fields(&self, shape: Shape, sums: &[u8], page: &mut [u8]) {

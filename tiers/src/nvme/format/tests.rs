@@ -25,9 +25,8 @@ fn block(sums: usize, payload: &[u8]) -> RecordHeader {
 }
 
 fn encode(header: &RecordHeader, payload: &[u8]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    header.encode(payload, &mut |piece| bytes.extend_from_slice(piece));
-    bytes
+    let frame = header.frame(payload);
+    [&frame.head[..], &payload[..frame.whole], &frame.behind].concat()
 }
 
 #[test]

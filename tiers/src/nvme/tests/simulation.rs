@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 use super::bench::{Bench, Running};
 use crate::{
     nvme::{
-        aligned::AlignedBuf,
         device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
+        gather::Gather,
         index::{Change, Index, IndexEntry, IndexKey, IndexUsage, Known},
     },
     store::BoxFuture,
@@ -134,15 +134,9 @@ impl Device for Wired {
         self.0.device.read(segment, offset, landing)
     }
 
-    fn write(
-        &self,
-        segment: SegmentId,
-        offset: u64,
-        from: AlignedBuf,
-        start: usize,
-    ) -> Moved<AlignedBuf> {
+    fn write(&self, segment: SegmentId, offset: u64, from: Gather) -> Moved<Gather> {
         self.0.call();
-        self.0.device.write(segment, offset, from, start)
+        self.0.device.write(segment, offset, from)
     }
 
     fn sync(&self, segment: SegmentId, why: SyncPoint) -> BoxFuture<'static, io::Result<()>> {

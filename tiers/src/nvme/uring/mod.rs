@@ -36,6 +36,7 @@ use self::{
 use super::{
     aligned::AlignedBuf,
     device::{Device, Landing, Moved, SegmentId, Space, SyncPoint},
+    gather::Gather,
     posix::PosixFiles,
     turn::turn,
 };
@@ -143,25 +144,19 @@ impl Device for UringDevice {
             };
             let make = |done, turn| Op::read(file, (segment, offset), landing, done, turn);
             let done = shared.run(make).await;
-            done.unwrap_or_else(|| (Landing::new(AlignedBuf::zeroed(0), None), Err(lost())))
+            done.unwrap_or_else(|| (Landing::new(AlignedBuf::default(), None), Err(lost())))
         })
     }
 
-    fn write(
-        &self,
-        segment: SegmentId,
-        offset: u64,
-        from: AlignedBuf,
-        start: usize,
-    ) -> Moved<AlignedBuf> {
+    fn write(&self, segment: SegmentId, offset: u64, from: Gather) -> Moved<Gather> {
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let file = match shared.file(segment).await {
                 Ok(file) => file,
                 Err(error) => return (from, Err(error)),
             };
-            let make = |done, turn| Op::write(file, (segment, offset), (from, start), done, turn);
-            shared.run(make).await.unwrap_or_else(|| (AlignedBuf::zeroed(0), Err(lost())))
+            let make = |done, turn| Op::write(file, (segment, offset), from, done, turn);
+            shared.run(make).await.unwrap_or_else(|| (Gather::default(), Err(lost())))
         })
     }
 

@@ -16,9 +16,9 @@ use rustix::{fs::OFlags, io::Errno};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::nvme::{
-    aligned::AlignedBuf,
     device::{Landing, SegmentId},
-    posix::{MOVE_BYTES_MAX, PosixFiles, failed},
+    gather::Gather,
+    posix::{MOVE_BYTES_MAX, MOVE_SLICES_MAX, PosixFiles, failed},
 };
 
 /// What is to be done, with the buffers, and who waits for it.
@@ -36,8 +36,8 @@ enum Work {
     },
     Write {
         file: Arc<OwnedFd>,
-        from: AlignedBuf,
-        done: oneshot::Sender<(AlignedBuf, io::Result<usize>)>,
+        from: Gather,
+        done: oneshot::Sender<(Gather, io::Result<usize>)>,
     },
     Sync {
         file: Arc<OwnedFd>,
@@ -94,19 +94,22 @@ impl Op {
         Self { segment, offset, buffers: buffers.into(), work, turn }
     }
 
-    /// Writes `from[start..]`.
+    /// Writes what is not written yet of `from`.
     pub(super) fn write(
         file: Arc<OwnedFd>,
         (segment, offset): (SegmentId, u64),
-        (from, start): (AlignedBuf, usize),
-        done: oneshot::Sender<(AlignedBuf, io::Result<usize>)>,
+        from: Gather,
+        done: oneshot::Sender<(Gather, io::Result<usize>)>,
         turn: OwnedSemaphorePermit,
     ) -> Self {
-        let bytes = from.get(start..).unwrap_or(&[]);
-        // The kernel only reads there.
-        let iov_base = bytes.as_ptr().cast_mut().cast();
-        let iov_len = bytes.len().min(MOVE_BYTES_MAX);
-        let buffers = Box::new([libc::iovec { iov_base, iov_len }]);
+        let mut room = MOVE_BYTES_MAX;
+        let buffers = from.slices().take(MOVE_SLICES_MAX).map(|slice| {
+            let iov_len = room.min(slice.len());
+            room -= iov_len;
+            // The kernel only reads there.
+            libc::iovec { iov_base: slice.as_ptr().cast_mut().cast(), iov_len }
+        });
+        let buffers = buffers.collect();
         let work = Work::Write { file, from, done };
         Self { segment, offset, buffers, work, turn }
     }

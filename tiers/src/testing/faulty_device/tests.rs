@@ -15,17 +15,20 @@ const PAGES: usize = 4;
 async fn device() -> FaultyDevice {
     let device = FaultyDevice::new(Arc::new(VolatileDevice::new(1 << 20)), 1);
     device.create(FIRST, 1 << 16).unwrap();
-    let (_, written) = write_full(&device, FIRST, 0, pages(0)).await;
+    let (_, written) = write_full(&device, FIRST, 0, gather(0)).await;
     written.unwrap();
     device
 }
 
-fn pages(more: u8) -> AlignedBuf {
+fn pages(more: u8) -> Vec<u8> {
+    let bytes = (1..).take(PAGES).flat_map(|byte: u8| [byte + more; PAGE_BYTES]);
+    bytes.collect()
+}
+
+fn gather(more: u8) -> Gather {
     let mut from = AlignedBuf::zeroed(PAGES * PAGE_BYTES);
-    for (page, byte) in from.chunks_mut(PAGE_BYTES).zip(1..) {
-        page.fill(byte + more);
-    }
-    from
+    from.copy_from_slice(&pages(more));
+    from.into()
 }
 
 fn landing() -> Landing {
@@ -53,7 +56,7 @@ async fn planned_errors_hit_the_next_calls_only() {
         let segment = SegmentId(10 + turn);
         let outcomes = [
             device.read(FIRST, 0, landing()).await.1.is_err(),
-            device.write(FIRST, 0, pages(0), 0).await.1.is_err(),
+            device.write(FIRST, 0, gather(0)).await.1.is_err(),
             device.sync(FIRST, SyncPoint::Records).await.is_err(),
             device.create(segment, 4096).is_err(),
             device.truncate(FIRST, 1 << 15).is_err(),
@@ -80,9 +83,9 @@ async fn full_reads_and_writes_go_on_behind_short_ones() {
     device.plan(Call::Read, &[DeviceFault::Short; 2]);
     assert!(read(&device).await == *pages(0));
     device.plan(Call::Write, &[DeviceFault::Short; 2]);
-    let (from, written) = write_full(&device, FIRST, 0, pages(7)).await;
+    let (from, written) = write_full(&device, FIRST, 0, gather(7)).await;
     written.unwrap();
-    assert!(*from == *pages(7), "the buffer came back");
+    assert!(*from.into_own() == *pages(7), "the buffer came back");
     assert!(read(&device).await == *pages(7));
 }
 
@@ -121,7 +124,7 @@ async fn a_slow_call_takes_its_time() {
 async fn what_hangs_begins_when_it_is_released() {
     let device = device().await;
     device.plan(Call::Write, &[DeviceFault::Hang]);
-    let mut hung = device.write(FIRST, 0, pages(9), 0);
+    let mut hung = device.write(FIRST, 0, gather(9));
     assert!(is_pending(&mut hung).await);
     assert_eq!(device.hung(), 1);
     assert!(read(&device).await == *pages(0), "others go on");

@@ -1,7 +1,10 @@
 //! What a crash may and may not do.
 
 use super::*;
-use crate::nvme::device::{read_full, write_full};
+use crate::nvme::{
+    aligned::AlignedBuf,
+    device::{read_full, write_full},
+};
 
 const CRASHES: u64 = 1000;
 const FIRST: SegmentId = SegmentId(1);
@@ -9,7 +12,7 @@ const FIRST: SegmentId = SegmentId(1);
 async fn write(device: &VolatileDevice, segment: SegmentId, page: u64, byte: u8) {
     let mut from = AlignedBuf::zeroed(PAGE_BYTES);
     from.fill(byte);
-    write_full(device, segment, page * PAGE, from).await.1.unwrap();
+    write_full(device, segment, page * PAGE, from.into()).await.1.unwrap();
 }
 
 /// The bytes of a page, or nothing if the file or the page is not there.
@@ -186,6 +189,6 @@ async fn what_is_not_whole_pages_is_refused() {
     let landing = Landing::new(AlignedBuf::zeroed(PAGE_BYTES), None);
     let (_, read) = device.read(FIRST, 512, landing).await;
     assert_eq!(read.unwrap_err().kind(), ErrorKind::InvalidInput);
-    let (_, written) = device.write(FIRST, 0, AlignedBuf::zeroed(PAGE_BYTES), 512).await;
+    let (_, written) = device.write(FIRST, 512, AlignedBuf::zeroed(PAGE_BYTES).into()).await;
     assert_eq!(written.unwrap_err().kind(), ErrorKind::InvalidInput);
 }
