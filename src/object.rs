@@ -55,6 +55,7 @@ pub(crate) fn open(
         local: below.directory.object(),
         capacity_bytes: settings.capacity.given().map_or(0, |bytes| bytes.0),
         ttl: settings.ttl.given().map(|ttl| ttl.0),
+        delete_grace: settings.delete_grace.0,
         admission: match settings.admission {
             ObjectAdmission::Reused => object::ObjectAdmission::Reused,
             ObjectAdmission::All => object::ObjectAdmission::All,

@@ -51,6 +51,9 @@ pub struct ObjectConfig {
     pub capacity_bytes: u64,
     /// How long a pack stays after it was made.
     pub ttl: Option<Duration>,
+    /// How long an object stays after nobody needs it any more: longer than the deadline of a read and
+    /// the longest lease.
+    pub delete_grace: Duration,
     /// Which blocks are stored.
     pub admission: ObjectAdmission,
     /// Bytes of a pack, 1 to 64 MiB.

@@ -71,6 +71,7 @@ impl Rig {
             local: local.to_owned(),
             capacity_bytes: self.capacity_bytes,
             ttl: self.ttl,
+            delete_grace: Duration::from_secs(4200),
             admission: self.admission,
             pack_bytes: 1 << 20,
         };

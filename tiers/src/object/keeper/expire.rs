@@ -22,14 +22,12 @@ use crate::{
 const TEND_AGAIN: Duration = Duration::from_millis(100);
 /// How often it is looked for packs that nobody will name any more: the names of all are listed for it.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
-/// How long an object stays after nobody needs it any more: longer than the deadline of a read and the
-/// longest lease.
-const DELETE_GRACE: Duration = Duration::from_secs(4200);
 
 impl Keeper {
     pub(super) async fn tend(&mut self) {
         self.expire();
         let (now, deadline) = (self.core.now_unix_ms(), Instant::now() + LOG_DEADLINE);
+        let grace = self.core.config.delete_grace;
         let Some(log) = &mut self.log else { return };
         let sweeps = self.sweep_at <= Instant::now();
         let mut more = false;
@@ -37,7 +35,7 @@ impl Keeper {
             if sweeps {
                 log.sweep(now, deadline).await?;
             }
-            let collected = log.collect(now, DELETE_GRACE, deadline).await?;
+            let collected = log.collect(now, grace, deadline).await?;
             // One step: who removes something waits meanwhile.
             more = log.needs_compaction() && log.compact(now, deadline).await?;
             Ok::<_, OwnerError>(collected)
@@ -53,7 +51,7 @@ impl Keeper {
             Err(error) if self.is_over(&error) => {}
             Err(error) => tracing::warn!(%error, "object garbage stays for now"),
         }
-        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { TEND_EVERY };
+        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { TEND_EVERY.min(grace) };
     }
 
     /// Drops packs that are too old, and the coldest while there are too many.
