@@ -14,6 +14,7 @@
 mod expire;
 mod start;
 mod unheld;
+mod ward;
 
 use std::{sync::Arc, time::Duration};
 
@@ -124,11 +125,6 @@ impl Keeper {
             sweep_at: now + SWEEP_EVERY,
             retry: RETRY_MIN,
         }
-    }
-
-    /// Whose packs it keeps while their node is gone.
-    fn is_ward(&self) -> bool {
-        self.seat.owner != self.core.config.owner
     }
 
     /// Works until the store is closed, or the ward is another's.

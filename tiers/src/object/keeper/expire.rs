@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Keep, Keeper, LOG_DEADLINE, TEND_EVERY};
+use super::{Keeper, LOG_DEADLINE, TEND_EVERY};
 use crate::{
     object::{
         catalog::{PackInfo, PackNumber, Summary},
@@ -52,6 +52,9 @@ impl Keeper {
             Err(error) => tracing::warn!(%error, "object garbage stays for now"),
         }
         self.tend_at = Instant::now() + if more { TEND_AGAIN } else { TEND_EVERY.min(grace) };
+        if self.is_ward() {
+            self.give_up_if_empty().await;
+        }
     }
 
     /// Drops packs that are too old, and the coldest while there are too many.
@@ -60,9 +63,11 @@ impl Keeper {
         let ttl_ms = config.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
         let now = self.core.now_unix_ms();
         let packs = self.packs();
+        // What a ward has may not be live only because this node has it elsewhere, too.
+        let is_own = !self.is_ward();
         let old = packs.iter().filter(|pack| {
             let age_ms = now.saturating_sub(pack.info.created_unix_ms);
-            ttl_ms.is_some_and(|ttl_ms| age_ms > ttl_ms) || pack.live_blocks == 0
+            ttl_ms.is_some_and(|ttl_ms| age_ms > ttl_ms) || (is_own && pack.live_blocks == 0)
         });
         let old = old.map(|pack| pack.number).collect();
         self.drop_packs(&old);
@@ -129,7 +134,7 @@ impl Keeper {
 
     /// Nobody finds the blocks of these packs here any more. Returns the packs that were there, and how
     /// many blocks.
-    fn take_out(&self, numbers: &HashSet<PackNumber>) -> (Vec<Arc<PackInfo>>, u64) {
+    pub(super) fn take_out(&self, numbers: &HashSet<PackNumber>) -> (Vec<Arc<PackInfo>>, u64) {
         let taken = numbers.iter().filter_map(|number| self.core.catalog.remove(*number));
         let taken: Vec<_> = taken.collect();
         let mut blocks = 0;
@@ -138,17 +143,5 @@ impl Keeper {
             blocks = above.gone(Tier::Object, gone);
         }
         (taken, blocks)
-    }
-
-    /// Another node has the ordinal now, or nobody.
-    pub(super) fn let_go(&mut self) {
-        self.core.seats.dismiss(self.seat.owner.ordinal);
-        while let Ok(op) = self.queue.try_recv() {
-            if let Keep::Removed { done, .. } = op {
-                // Nothing of the ward can be found here any more. Whoever asked may have gone.
-                drop(done.send(Ok(())));
-            }
-        }
-        self.take_out(&self.packs().iter().map(|pack| pack.number).collect());
     }
 }

@@ -59,23 +59,10 @@ impl Keeper {
         }
     }
 
-    /// Takes the ordinal of a node that is gone, unless another was faster.
-    async fn start_ward(&mut self, deadline: Instant) {
-        let ordinal = self.seat.owner.ordinal;
-        match self.take(deadline).await {
-            Ok(taken) => {
-                self.begin(taken).await;
-                tracing::info!(ordinal, "object packs of a node that is gone adopted");
-                self.core.metrics.adoptions.inc();
-            }
-            Err(why) => {
-                tracing::info!(ordinal, %why, "object packs of a node that is gone not adopted");
-                self.is_over = true;
-            }
-        }
-    }
-
-    async fn take(&self, deadline: Instant) -> Result<(ManifestLog, Rebuilt), OwnerError> {
+    pub(super) async fn take(
+        &self,
+        deadline: Instant,
+    ) -> Result<(ManifestLog, Rebuilt), OwnerError> {
         let Core { config, bucket, .. } = self.core.as_ref();
         let role = if self.is_ward() { Role::Ward } else { Role::Own };
         let whose = (&self.seat.owner, Claim::of(&config.holder, role));
@@ -84,7 +71,7 @@ impl Keeper {
     }
 
     /// What is there is found and served, and the ordinal is written for from now on.
-    async fn begin(&mut self, (log, rebuilt): (ManifestLog, Rebuilt)) {
+    pub(super) async fn begin(&mut self, (log, rebuilt): (ManifestLog, Rebuilt)) {
         let removed = self.fill(rebuilt).await;
         let removal = (!removed.is_empty()).then(|| log.removal(removed));
         self.log = Some(log);
