@@ -24,6 +24,7 @@ mod restart;
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use kvstrata_proto::v1::{GetResponse, MissReason, PutOutcome, RemoveRequest, get_response};
