@@ -47,7 +47,6 @@ mod scan;
 mod seal;
 mod segments;
 mod state;
-mod survey;
 mod turn;
 mod uring;
 pub mod verify;

@@ -17,7 +17,7 @@ use super::{
     catalog::Catalog,
     keeper::{self, Keep, Keeper},
     names::Owner,
-    packer::{ObjectAdmission, Packer},
+    packer::{ObjectAdmission, Packer, Victim},
     reader::Fetcher,
     store::ObjectStore,
 };
@@ -35,6 +35,10 @@ pub const PACK_BYTES_MIN: u64 = MIB;
 /// The largest pack, in bytes: two of them are in memory while they are made.
 pub const PACK_BYTES_MAX: u64 = 64 * MIB;
 
+/// The least capacity, in packs: one that is live, one that waits for its deletion, one on its way, and
+/// one for what is packed again.
+pub const CAPACITY_PACKS_MIN: u64 = 4;
+
 /// Milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
@@ -47,9 +51,10 @@ pub struct ObjectConfig {
     pub holder: String,
     /// Directory for a copy of the log, so that a start reads little from the bucket.
     pub local: PathBuf,
-    /// Bytes of packs that this node may have in the bucket; 0 for no limit.
+    /// Bytes of packs that this node may have in the bucket, those included that were dropped and wait
+    /// for their deletion; at least 4 packs, or 0 for no limit.
     pub capacity_bytes: u64,
-    /// How long a pack stays after it was made.
+    /// How long a pack stays after it was made. What of it was used since is packed again.
     pub ttl: Option<Duration>,
     /// How long an object stays after nobody needs it any more: longer than the deadline of a read and
     /// the longest lease.
@@ -135,6 +140,8 @@ pub(super) struct Core {
     pub(super) failed_packs: Seldom,
     /// Blocks that were removed before those in the bucket were found; none from then on.
     pub(super) unfound: Mutex<Option<HashSet<IndexKey>>>,
+    /// What is packed again of packs that are given up; one at a time.
+    pub(super) repacks: mpsc::Sender<Vec<Victim>>,
     /// The map is full: the coldest pack should go.
     pub(super) shed: Notify,
     /// None once closed.
@@ -150,6 +157,11 @@ impl Core {
 
     pub(super) fn now_unix_ms(&self) -> u64 {
         (self.clock)()
+    }
+
+    /// The map's clock of touches.
+    pub(super) fn touches(&self) -> u64 {
+        self.above().map_or(0, |above| above.clock())
     }
 
     /// All that was in the bucket is in the map.
@@ -228,8 +240,15 @@ impl ObjectStore {
                 "object.pack_bytes: {bytes} given, {PACK_BYTES_MIN} to {PACK_BYTES_MAX} allowed"
             )));
         }
+        let (capacity, least) = (config.capacity_bytes, bytes * CAPACITY_PACKS_MIN);
+        if (1..least).contains(&capacity) {
+            return Err(Error::invalid(format!(
+                "object.capacity: {capacity} given, at least {least} needed for packs of {bytes}"
+            )));
+        }
         let ObjectParts { bucket, runs, namespaces, metrics, clock } = parts;
         let (keep, queue) = mpsc::channel(keeper::QUEUE_MAX);
+        let (repacks, victims) = mpsc::channel(1);
         let core = Arc::new(Core {
             config,
             bucket: Arc::clone(&bucket),
@@ -240,6 +259,7 @@ impl ObjectStore {
             epoch: EpochGate(watch::Sender::new(Holding::No)),
             failed_packs: Seldom::default(),
             unfound: Mutex::new(Some(HashSet::new())),
+            repacks,
             shed: Notify::new(),
             keeper: Mutex::new(Some(keep)),
             filled: watch::Sender::new(false),
@@ -248,7 +268,7 @@ impl ObjectStore {
         let (reads, fetcher) = Fetcher::new(bucket, metrics);
         let tasks = ObjectTasks {
             fetcher,
-            packer: Packer::new(Arc::clone(&core), runs),
+            packer: Packer::new(Arc::clone(&core), runs, victims),
             keeper: Keeper::new(Arc::clone(&core), queue),
         };
         Ok((Arc::new(Self::new(core, reads)), tasks))

@@ -1,20 +1,26 @@
-//! What leaves: packs that are too old or too many, and objects that nobody needs any more.
+//! What leaves: packs that are too old, too empty or too many, and objects that nobody needs any more.
+//!
+//! A pack leaves as a whole, so what of it is worth keeping is packed again before. Over the capacity,
+//! packs are taken whose room costs the least packing, see [`survey`](crate::survey): so the order in
+//! which blocks leave is that of their last use, and not that of their packs.
+//!
+//! It cannot run away: at most half of a pack that leaves for want of room is packed again, so that each
+//! byte packed makes at most one byte be packed again; a pack that is half empty frees more than it
+//! costs; and one that is too old comes once in its time.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Keeper, LOG_DEADLINE, TEND_EVERY};
+use super::{Keeper, LOG_DEADLINE, TEND_EVERY, room::millis};
 use crate::{
     object::{
-        catalog::{PackInfo, PackNumber},
+        catalog::{PackInfo, PackNumber, Summary},
         format::ManifestRecord,
         owner::OwnerError,
+        packer::Victim,
     },
+    survey::Part,
     tier::Tier,
 };
 
@@ -22,6 +28,15 @@ use crate::{
 const TEND_AGAIN: Duration = Duration::from_millis(100);
 /// How often it is looked for packs that nobody will name any more: the names of all are listed for it.
 pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
+/// A pack less of which is live than 1 / this is packed again: below it, each byte that is read and
+/// written frees more than one.
+const LIVE_DIVISOR: u64 = 2;
+/// Of a pack that leaves for want of room, at most 1 / this is packed again.
+const KEPT_DIVISOR: u64 = 2;
+/// Packs that are packed into one: each costs some requests.
+const VICTIMS_MAX: usize = 16;
+/// If packs could not be packed again so often, they leave as they are.
+const REPACK_TRIES: u32 = 3;
 
 impl Keeper {
     pub(super) async fn tend(&mut self) {
@@ -42,6 +57,7 @@ impl Keeper {
         };
         match collected.await {
             Ok(collected) => {
+                self.room.deleted(&collected.packs);
                 let packs = u64::try_from(collected.packs.len()).unwrap_or(0);
                 self.core.metrics.deleted_packs.inc_by(packs);
                 if sweeps {
@@ -54,51 +70,119 @@ impl Keeper {
         self.tend_at = Instant::now() + if more { TEND_AGAIN } else { TEND_EVERY.min(grace) };
     }
 
-    /// Drops packs that are too old, and the coldest while there are too many.
+    /// Drops packs without a live block, and has what stays of the next others packed again.
     fn expire(&mut self) {
-        let config = &self.core.config;
-        let ttl_ms = config.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-        let now = self.core.now_unix_ms();
-        let packs = self.core.catalog.packs();
-        let old = packs.iter().filter(|pack| {
-            let age_ms = now.saturating_sub(pack.info.created_unix_ms);
-            ttl_ms.is_some_and(|ttl_ms| age_ms > ttl_ms) || pack.live_blocks == 0
-        });
-        let old = old.map(|pack| pack.number).collect();
-        self.drop_packs(&old);
-        let capacity = self.core.config.capacity_bytes;
-        let mut over = self.core.catalog.totals().bytes.saturating_sub(capacity);
-        if capacity == 0 || over == 0 {
+        let mut packs = self.core.catalog.packs();
+        let dead = packs.extract_if(.., |pack| pack.live_blocks == 0);
+        let dead = dead.map(|pack| pack.number).collect();
+        self.drop_packs(&dead);
+        if !self.victims.is_empty() {
             return;
         }
-        let mut coldest = HashSet::new();
-        for (number, bytes) in self.by_heat() {
-            if over == 0 {
+        let mut victims = self.old_or_empty(&packs);
+        if victims.is_empty() {
+            victims = self.coldest(packs);
+        }
+        // They lie in the new pack as they were put.
+        victims.sort_by_key(|victim| victim.number);
+        let numbers = victims.iter().map(|victim| victim.number).collect();
+        if !victims.is_empty() && self.core.repacks.try_send(victims).is_ok() {
+            self.victims = numbers;
+        }
+    }
+
+    /// The first of the packs that are too old: what was used since they were made stays. And of those
+    /// that are half empty: all that is live stays.
+    fn old_or_empty(&self, packs: &[Summary]) -> Vec<Victim> {
+        let ttl_ms = self.core.config.ttl.map(millis);
+        let now = self.core.now_unix_ms();
+        let victims = packs.iter().filter_map(|pack| {
+            let age_ms = now.saturating_sub(pack.info.created_unix_ms);
+            let hot_from = if ttl_ms.is_some_and(|ttl_ms| age_ms > ttl_ms) {
+                pack.info.made_at
+            } else if pack.live_bytes < pack.data_bytes / LIVE_DIVISOR {
+                0
+            } else {
+                return None;
+            };
+            let bytes_max = self.core.config.pack_bytes;
+            Some(Victim { number: pack.number, hot_from, bytes_max })
+        });
+        victims.take(VICTIMS_MAX).collect()
+    }
+
+    /// While there are too many packs: those whose room costs the least packing. What is cold as a whole
+    /// is dropped at once.
+    fn coldest(&mut self, packs: Vec<Summary>) -> Vec<Victim> {
+        let live_bytes = self.core.catalog.totals().bytes;
+        let mut excess = self.room.excess(live_bytes, self.core.now_unix_ms());
+        let (mut cold, mut victims) = (HashSet::new(), Vec::new());
+        if excess == 0 {
+            return victims;
+        }
+        let mut room = self.core.config.pack_bytes;
+        for pack in self.by_cost(packs) {
+            if excess == 0 || victims.len() >= VICTIMS_MAX {
                 break;
             }
-            over = over.saturating_sub(bytes);
-            coldest.insert(number);
+            let kept = self.survey.kept(&part(&pack));
+            // They shrink alike, nearly.
+            let kept = u128::from(kept) * u128::from(pack.data_bytes);
+            let kept = kept / u128::from(pack.payload_bytes.max(1));
+            let bytes_max = pack.data_bytes / KEPT_DIVISOR;
+            let kept = u64::try_from(kept).unwrap_or(u64::MAX).min(bytes_max);
+            if kept > room && !victims.is_empty() {
+                break;
+            }
+            room = room.saturating_sub(kept);
+            excess = excess.saturating_sub(pack.info.bytes.saturating_sub(kept));
+            if kept == 0 {
+                cold.insert(pack.number);
+            } else {
+                let hot_from = self.survey.cold() + 1;
+                victims.push(Victim { number: pack.number, hot_from, bytes_max });
+            }
         }
-        self.drop_packs(&coldest);
+        self.drop_packs(&cold);
+        victims
     }
 
-    /// All packs with their bytes, the one first whose blocks were used the longest ago.
-    fn by_heat(&self) -> Vec<(PackNumber, u64)> {
-        let mut hottest: HashMap<PackNumber, u64> = HashMap::new();
-        let Some(above) = self.core.above() else { return Vec::new() };
-        above.survey(Tier::Object, &mut |location, _len, age| {
-            let known = hottest.entry(PackNumber::of(location).0).or_default();
-            *known = age.max(*known);
+    /// Packs, the one first whose room costs the least packing; the newest last, of which nothing is
+    /// known.
+    fn by_cost(&mut self, mut packs: Vec<Summary>) -> Vec<Summary> {
+        let above = self.core.above();
+        let known = (packs.len(), packs.last().map(|pack| pack.number));
+        self.survey.refresh((above.as_deref(), Tier::Object), known, |location, len| {
+            (PackNumber::of(location).0, len.into())
         });
-        let mut packs: Vec<_> = self.core.catalog.packs();
-        packs.sort_by_key(|pack| (hottest.get(&pack.number).copied().unwrap_or(0), pack.number));
-        packs.into_iter().map(|pack| (pack.number, pack.info.bytes)).collect()
+        packs.sort_by_cached_key(|pack| {
+            let cost = self.survey.cost(&part(pack));
+            (cost.is_none(), cost, pack.number)
+        });
+        packs
     }
 
-    /// The pack goes whose blocks were used the longest ago.
+    /// The pack goes that is missed the least. Nothing of it is packed again: there are too many blocks.
     pub(super) fn shed(&mut self) {
-        let coldest = self.by_heat().into_iter().take(1).map(|(number, _)| number);
-        self.drop_packs(&coldest.collect());
+        let coldest = self.by_cost(self.core.catalog.packs()).into_iter().next();
+        self.drop_packs(&coldest.map(|pack| pack.number).into_iter().collect());
+    }
+
+    /// What stays of these packs was packed again, and is named; none if that has failed.
+    pub(super) fn repacked(&mut self, emptied: Option<Vec<PackNumber>>) {
+        let victims = std::mem::take(&mut self.victims);
+        if let Some(emptied) = emptied {
+            self.repack_failures = 0;
+            self.drop_packs(&emptied.into_iter().collect());
+            // There may be more.
+            self.tend_at = Instant::now();
+            return;
+        }
+        self.repack_failures += 1;
+        if self.repack_failures >= REPACK_TRIES {
+            self.repack_failures = 0;
+            self.drop_packs(&victims);
+        }
     }
 
     /// The object of a pack is not there: somebody has deleted it.
@@ -123,8 +207,14 @@ impl Keeper {
         }
         for info in &dropped {
             self.core.metrics.dropped_packs.inc();
+            self.room.dropped(info.id, info.bytes);
             self.note(ManifestRecord::Dropped(info.id));
         }
         dropped
     }
+}
+
+/// A pack as a survey knows it: by the bytes of its blocks before they were encoded.
+fn part(pack: &Summary) -> Part<PackNumber> {
+    Part { id: pack.number, bytes: pack.payload_bytes, kept: 0 }
 }

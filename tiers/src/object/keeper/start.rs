@@ -92,6 +92,7 @@ impl Keeper {
         let known = self.core.catalog.packs().into_iter();
         let gone = known.filter(|pack| !there.contains(&pack.info.id)).map(|pack| pack.number);
         self.drop_packs(&gone.collect());
+        self.room.found(rebuilt.waiting);
         let mut places: HashMap<u64, Location> = HashMap::new();
         for pack in rebuilt.packs {
             if self.core.catalog.number_of(&pack.id).is_none() {
@@ -124,7 +125,13 @@ impl Keeper {
     fn fill_pack(&self, pack: RebuiltPack, places: &mut HashMap<u64, Location>) {
         let RebuiltPack { id, bytes, footer } = pack;
         let name = id.name(&self.core.config.owner.cluster);
-        let info = PackInfo { id, name, bytes, created_unix_ms: footer.created_unix_ms };
+        let info = PackInfo {
+            id,
+            name,
+            bytes,
+            created_unix_ms: footer.created_unix_ms,
+            made_at: self.core.touches(),
+        };
         let number = self.core.catalog.insert(info, &footer);
         let known: HashMap<_, _> = footer
             .namespaces
