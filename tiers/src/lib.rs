@@ -26,7 +26,6 @@ pub mod object;
 mod seldom;
 pub mod stack;
 pub mod store;
-mod survey;
 pub mod tier;
 
 #[cfg(any(test, feature = "testing"))]

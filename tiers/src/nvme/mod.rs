@@ -47,6 +47,7 @@ mod scan;
 mod seal;
 mod segments;
 mod state;
+mod survey;
 mod turn;
 mod uring;
 pub mod verify;

@@ -1,6 +1,6 @@
 //! Keeping room: which segment goes, what of it is written again, and in which order it leaves.
 //!
-//! The segment goes whose room costs the least writing, see [`survey`](crate::survey). *Hot* is what was used more
+//! The segment goes whose room costs the least writing, see [`survey`](super::survey). *Hot* is what was used more
 //! recently than the coldest share of all blocks on the tier, by the ages of the one map: so the order
 //! in which blocks leave is that of their last use, as if the tier were one list, and not that of
 //! their writing. What is hot is appended again, within the write budget and never more than most of
@@ -21,14 +21,14 @@ use tokio::time::Instant;
 use super::{
     OpLabel, RejectLabel,
     device::{SegmentId, Space, SyncPoint},
-    format::{Kind, Place, Shape, Tombstone},
+    format::{Kind, Place, Tombstone},
     index::{Change, IndexKey, Known},
     item::Item,
     segments::Segment,
     victim::{Victim, record_bytes, wanted},
     writer::Writer,
 };
-use crate::{error::ErrorKind, map::Location, store::Wanted, survey::Part, tier::Tier};
+use crate::{error::ErrorKind, store::Wanted, tier::Tier};
 
 /// A segment that was passed over so often goes next, so that tombstones and numbers come to an end.
 const PASSED_OVER_MAX: u32 = 256;
@@ -74,12 +74,6 @@ enum Keep {
     All,
     /// Nothing: there are too many blocks.
     Nothing,
-}
-
-/// In which segment a block of a length lies, and the bytes that it takes there.
-fn survey_place(location: Location, len: u32) -> (SegmentId, u64) {
-    let len = usize::try_from(len).unwrap_or(usize::MAX);
-    (Place::of(location).segment, Shape::of(1, len).bytes())
 }
 
 impl Writer {
@@ -222,18 +216,15 @@ impl Writer {
                 closed.truncate(1);
             }
             Keep::Hot => {
-                let above = self.core.above();
-                let newest = closed.last().map(|(id, _)| *id);
-                let survey = (above.as_deref(), Tier::Nvme);
-                self.survey.refresh(survey, (closed.len(), newest), survey_place);
+                self.survey.refresh(self.core.above().as_deref(), &closed);
                 let dead = self.core.segments.dead();
                 let dead = dead.and_then(|dead| closed.iter().position(|(id, _)| *id == dead));
                 let due =
                     closed.first().filter(|(_, s)| s.passed_over >= PASSED_OVER_MAX).map(|_| 0);
                 let offered = |segment: &Segment| segment.offered;
                 let holds = self.core.feed.holds();
-                let offered = holds.then(|| self.cheapest(&closed, offered)).flatten();
-                let cheapest = || offered.or_else(|| self.cheapest(&closed, |_| true));
+                let offered = holds.then(|| self.survey.cheapest(&closed, offered)).flatten();
+                let cheapest = || offered.or_else(|| self.survey.cheapest(&closed, |_| true));
                 let chosen = dead.or(due).or_else(cheapest).unwrap_or(0);
                 closed.swap(0, chosen);
                 closed.truncate(1);
@@ -242,21 +233,6 @@ impl Writer {
         let (id, segment) = closed.pop()?;
         self.core.segments.pass_over(id);
         Some(Victim::look_at(&self.core, id, segment).await)
-    }
-
-    /// The segment whose room costs the least writing, among those that `may` go.
-    fn cheapest(
-        &self,
-        closed: &[(SegmentId, Segment)],
-        may: impl Fn(&Segment) -> bool,
-    ) -> Option<usize> {
-        let costs = closed.iter().enumerate().filter_map(|(position, (id, segment))| {
-            // Those of the oldest have nothing to kill any more.
-            let kept = if position == 0 { 0 } else { segment.tombstone_bytes };
-            let cost = self.survey.cost(&Part { id: *id, bytes: segment.file_bytes, kept })?;
-            may(segment).then_some((cost, position))
-        });
-        costs.min().map(|(_, position)| position)
     }
 
     /// Writes again what should stay, tells everybody what leaves, and deletes the segment.

@@ -20,6 +20,7 @@ use super::{
     pipeline::{Pipeline, Progress},
     seal::Open,
     state::WriteBudget,
+    survey::Survey,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -27,7 +28,6 @@ use crate::{
     namespace::NamespaceId,
     nvme::RejectLabel,
     store::{Outgoing, Urgency, Wanted},
-    survey::Survey,
 };
 
 /// No more is taken into a group of so many bytes: all of it is answered together, after one sync.
@@ -79,7 +79,7 @@ pub struct Writer {
     pub(super) pipeline: Pipeline,
     /// Groups and single items that could not be written so far.
     pub(super) failures: u64,
-    pub(super) survey: Survey<SegmentId>,
+    pub(super) survey: Survey,
     /// From when on reclaiming may wait for an offer again.
     pub(super) hold_from: Instant,
     /// What the disk said last of its room.

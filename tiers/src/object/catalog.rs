@@ -83,9 +83,7 @@ struct Pack {
     live_blocks: u64,
     /// Bytes that these take in the pack.
     live_bytes: u64,
-    /// Bytes of all blocks, before they were encoded.
-    payload_bytes: u64,
-    /// Bytes that they take in the pack.
+    /// Bytes that all its blocks take in the pack.
     data_bytes: u64,
 }
 
@@ -100,11 +98,10 @@ impl Pack {
         let slots: Box<[Slot]> = footer.entries.iter().map(slot).collect();
         let live_blocks = u64::try_from(slots.len()).unwrap_or(u64::MAX);
         let dead = vec![0; slots.len().div_ceil(64)].into_boxed_slice();
-        let sum = |of: fn(&Slot) -> u32| slots.iter().map(|slot| u64::from(of(slot))).sum();
-        let (live_bytes, payload_bytes) = (sum(|slot| slot.stored), sum(|slot| slot.len));
+        let live_bytes = slots.iter().map(|slot| u64::from(slot.stored)).sum();
         let data_bytes = footer.data_bytes();
         let info = Arc::new(info);
-        Self { info, slots, dead, live_blocks, live_bytes, payload_bytes, data_bytes }
+        Self { info, slots, dead, live_blocks, live_bytes, data_bytes }
     }
 
     fn live(&self, index: usize) -> Option<Slot> {
@@ -128,11 +125,11 @@ impl Pack {
 pub(super) struct Summary {
     pub(super) number: PackNumber,
     pub(super) info: Arc<PackInfo>,
+    /// Blocks that it was made with, or found.
+    pub(super) blocks: usize,
     pub(super) live_blocks: u64,
     /// Bytes that these take in the pack.
     pub(super) live_bytes: u64,
-    /// Bytes of all its blocks, before they were encoded.
-    pub(super) payload_bytes: u64,
     /// Bytes that all its blocks take in the pack.
     pub(super) data_bytes: u64,
 }
@@ -232,9 +229,9 @@ impl Catalog {
         let summary = |(number, pack): (&PackNumber, &Pack)| Summary {
             number: *number,
             info: Arc::clone(&pack.info),
+            blocks: pack.slots.len(),
             live_blocks: pack.live_blocks,
             live_bytes: pack.live_bytes,
-            payload_bytes: pack.payload_bytes,
             data_bytes: pack.data_bytes,
         };
         state.packs.iter().map(summary).collect()

@@ -35,9 +35,9 @@ pub const PACK_BYTES_MIN: u64 = MIB;
 /// The largest pack, in bytes: two of them are in memory while they are made.
 pub const PACK_BYTES_MAX: u64 = 64 * MIB;
 
-/// The least capacity, in packs: one that is live, one that waits for its deletion, one on its way, and
-/// one for what is packed again.
-pub const CAPACITY_PACKS_MIN: u64 = 4;
+/// The least capacity, in packs: a few that are live or wait for their deletion, one on its way, and one
+/// for what is packed again.
+pub const CAPACITY_PACKS_MIN: u64 = 5;
 
 /// Milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -52,7 +52,7 @@ pub struct ObjectConfig {
     /// Directory for a copy of the log, so that a start reads little from the bucket.
     pub local: PathBuf,
     /// Bytes of packs that this node may have in the bucket, those included that were dropped and wait
-    /// for their deletion; at least 4 packs, or 0 for no limit.
+    /// for their deletion; at least 5 packs, or 0 for no limit.
     pub capacity_bytes: u64,
     /// How long a pack stays after it was made. What of it was used since is packed again.
     pub ttl: Option<Duration>,

@@ -11,6 +11,7 @@
 //! A start that fails is tried again for as long as the node runs: the other tiers do not wait for it.
 
 mod expire;
+mod heat;
 mod room;
 mod start;
 
@@ -21,7 +22,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::{expire::SWEEP_EVERY, room::Room};
+use self::{expire::SWEEP_EVERY, heat::Heat, room::Room};
 use super::{
     Core,
     catalog::PackNumber,
@@ -34,7 +35,6 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     key::IndexKey,
-    survey::Survey,
 };
 
 /// Operations that wait for the keeper; more wait outside.
@@ -58,8 +58,9 @@ pub(super) enum Keep {
     /// Number the next pack, if there is room for it: the last room is for packing `again`. Nobody is
     /// told while the node does not hold its ordinal.
     Number { again: bool, done: oneshot::Sender<Result<PackId>> },
-    /// Name a pack that was uploaded, without blocks that were removed meanwhile.
-    Name { footer: Box<Footer>, unwanted: Vec<IndexKey> },
+    /// Name a pack that was uploaded, without blocks that were removed meanwhile; whether it is of blocks
+    /// that are packed `again`.
+    Name { footer: Box<Footer>, unwanted: Vec<IndexKey>, again: bool },
     /// A number that no pack will have; as many bytes of it may be in the bucket.
     GiveUp { id: PackId, bytes: u64 },
     /// What stays of these packs is packed again and named; none if that has failed.
@@ -89,7 +90,7 @@ pub(super) struct Keeper {
     /// Packs were on their way when the epoch ended: whoever has it now may find them.
     abandoned: bool,
     room: Room,
-    survey: Survey<PackNumber>,
+    heat: Heat,
     /// Packs of which is being packed again what stays.
     victims: HashSet<PackNumber>,
     /// How often in a row that has failed.
@@ -115,7 +116,7 @@ impl Keeper {
             waiting: Vec::new(),
             unnamed: 0,
             abandoned: false,
-            survey: Survey::default(),
+            heat: Heat::default(),
             victims: HashSet::new(),
             repack_failures: 0,
             start_at: Some(now),
@@ -180,13 +181,13 @@ impl Keeper {
                 let number = self.core.catalog.number_of(&footer.id);
                 self.drop_packs(&number.into_iter().collect());
             }
-            Keep::Name { footer, unwanted } => {
+            Keep::Name { footer, unwanted, again } => {
                 // First what was removed: a kill between the two must not bring it back.
                 if let Some(log) = self.log.as_ref().filter(|_| !unwanted.is_empty()) {
                     let removal = log.removal(unwanted);
                     self.note(removal);
                 }
-                self.room.packed(footer.object_bytes(), self.core.now_unix_ms());
+                self.room.packed(footer.object_bytes(), again, self.core.now_unix_ms());
                 self.note(ManifestRecord::Pack(*footer));
             }
             Keep::GiveUp { id, bytes } => {

@@ -290,7 +290,8 @@ impl Packer {
         let info = PackInfo { id, name, bytes, created_unix_ms, made_at };
         let number = self.core.catalog.insert(info, &footer);
         let unwanted = self.tell(number, &footer, &blocks);
-        self.core.keep(Keep::Name { footer: Box::new(footer), unwanted }).await
+        let again = matches!(blocks.first(), Some(Packed::Moved(_)));
+        self.core.keep(Keep::Name { footer: Box::new(footer), unwanted, again }).await
     }
 
     fn count(&self, footer: &Footer) {

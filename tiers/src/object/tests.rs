@@ -26,6 +26,9 @@ use crate::{
     tier::Tier,
 };
 
+mod repack;
+mod soak;
+
 const LEN: u32 = 32 << 10;
 
 /// A bucket, a clock, and a directory for the copy of the log.
@@ -36,6 +39,8 @@ struct Rig {
     admission: ObjectAdmission,
     capacity_bytes: u64,
     ttl: Option<Duration>,
+    delete_grace: Duration,
+    dram_bytes: u64,
     holder: &'static str,
 }
 
@@ -48,8 +53,28 @@ impl Rig {
             admission: ObjectAdmission::All,
             capacity_bytes: 0,
             ttl: None,
+            delete_grace: Duration::from_secs(4200),
+            dram_bytes: 16 << 20,
             holder: "node-0",
         }
+    }
+
+    /// Lets time pass, for the clock on the wall, too.
+    async fn pass(&self, seconds: u64) {
+        for _ in 0..seconds {
+            self.clock.fetch_add(1000, Ordering::Relaxed);
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// The packs in the bucket, and their bytes.
+    async fn listed(&self) -> Vec<(String, u64)> {
+        use futures_util::TryStreamExt;
+        use object_store::ObjectStore as _;
+
+        let packs = object_store::path::Path::from("v1/test/packs");
+        let listed: Vec<_> = self.objects.list(Some(&packs)).try_collect().await.unwrap();
+        listed.into_iter().map(|object| (object.location.to_string(), object.size)).collect()
     }
 
     /// A node over the bucket, whose dram and nvme are empty. Dropping it is a kill.
@@ -71,7 +96,7 @@ impl Rig {
             local: local.to_owned(),
             capacity_bytes: self.capacity_bytes,
             ttl: self.ttl,
-            delete_grace: Duration::from_secs(4200),
+            delete_grace: self.delete_grace,
             admission: self.admission,
             pack_bytes: 1 << 20,
         };
@@ -89,7 +114,7 @@ impl Rig {
         tasks.spawn(work.run());
         let nvme_store: Arc<dyn BlockStore> = Arc::<MemoryStore>::clone(&nvme);
         let cold = vec![nvme_store, Arc::<ObjectStore>::clone(&store) as Arc<dyn BlockStore>];
-        let fixture = Fixture::over(16 << 20, 1 << 20, cold, namespaces).unwrap();
+        let fixture = Fixture::over(self.dram_bytes, 1 << 20, cold, namespaces).unwrap();
         let namespace = fixture.namespace("m", &[LEN]).unwrap();
         Node { store, runs, nvme, fixture, namespace, metrics, requests, _tasks: tasks }
     }
@@ -128,6 +153,18 @@ impl Node {
             tokio::time::sleep(Duration::from_secs(6)).await;
         };
         timeout(Duration::from_secs(300), packed).await.expect("it is packed");
+    }
+
+    /// Uses blocks, without reading them.
+    fn touch(&self, numbers: &[u64]) {
+        let packed = pack(numbers);
+        self.fixture.stack.touch(&self.namespace, Hashes::new(&packed, 32).unwrap());
+    }
+
+    async fn remove(&self, numbers: &[u64]) -> u32 {
+        let packed = pack(numbers);
+        let hashes = Hashes::new(&packed, 32).unwrap();
+        self.fixture.stack.remove(&self.namespace, hashes).await.unwrap()
     }
 
     async fn found(&self) {
@@ -346,8 +383,7 @@ async fn packs_leave_when_they_are_too_old_or_too_many_and_their_objects_later()
 
 #[tokio::test(start_paused = true)]
 async fn an_object_that_somebody_deleted_is_a_miss_and_all_of_it_leaves_the_map() {
-    use futures_util::TryStreamExt;
-    use object_store::{ObjectStore as _, ObjectStoreExt as _};
+    use object_store::ObjectStoreExt as _;
 
     let rig = Rig::new();
     let node = rig.start();
@@ -356,10 +392,9 @@ async fn an_object_that_somebody_deleted_is_a_miss_and_all_of_it_leaves_the_map(
     drop(node);
     let node = rig.start();
     node.found().await;
-    let packs = object_store::path::Path::from("v1/test/packs");
-    let listed: Vec<_> = rig.objects.list(Some(&packs)).try_collect().await.unwrap();
+    let listed = rig.listed().await;
     assert_eq!(listed.len(), 1);
-    rig.objects.delete(&listed[0].location).await.unwrap();
+    rig.objects.delete(&listed[0].0.as_str().into()).await.unwrap();
     assert!(node.hits(0..1).await.is_empty());
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(node.metrics.lost_packs.get(), 1);

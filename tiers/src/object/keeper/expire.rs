@@ -1,8 +1,6 @@
 //! What leaves: packs that are too old, too empty or too many, and objects that nobody needs any more.
 //!
-//! A pack leaves as a whole, so what of it is worth keeping is packed again before. Over the capacity,
-//! packs are taken whose room costs the least packing, see [`survey`](crate::survey): so the order in
-//! which blocks leave is that of their last use, and not that of their packs.
+//! A pack leaves as a whole, so what of it is worth keeping is packed again before.
 //!
 //! It cannot run away: at most half of a pack that leaves for want of room is packed again, so that each
 //! byte packed makes at most one byte be packed again; a pack that is half empty frees more than it
@@ -12,7 +10,11 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Keeper, LOG_DEADLINE, TEND_EVERY, room::millis};
+use super::{
+    Keeper, LOG_DEADLINE, TEND_EVERY,
+    heat::{Coldest, KEPT_DIVISOR},
+    room::millis,
+};
 use crate::{
     object::{
         catalog::{PackInfo, PackNumber, Summary},
@@ -20,7 +22,6 @@ use crate::{
         owner::OwnerError,
         packer::Victim,
     },
-    survey::Part,
     tier::Tier,
 };
 
@@ -31,8 +32,6 @@ pub(super) const SWEEP_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 /// A pack less of which is live than 1 / this is packed again: below it, each byte that is read and
 /// written frees more than one.
 const LIVE_DIVISOR: u64 = 2;
-/// Of a pack that leaves for want of room, at most 1 / this is packed again.
-const KEPT_DIVISOR: u64 = 2;
 /// Packs that are packed into one: each costs some requests.
 const VICTIMS_MAX: usize = 16;
 /// If packs could not be packed again so often, they leave as they are.
@@ -79,12 +78,11 @@ impl Keeper {
         if !self.victims.is_empty() {
             return;
         }
+        // In the order of their numbers: so they lie in the new pack, too.
         let mut victims = self.old_or_empty(&packs);
         if victims.is_empty() {
-            victims = self.coldest(packs);
+            victims = self.coldest(&packs);
         }
-        // They lie in the new pack as they were put.
-        victims.sort_by_key(|victim| victim.number);
         let numbers = victims.iter().map(|victim| victim.number).collect();
         if !victims.is_empty() && self.core.repacks.try_send(victims).is_ok() {
             self.victims = numbers;
@@ -111,61 +109,33 @@ impl Keeper {
         victims.take(VICTIMS_MAX).collect()
     }
 
-    /// While there are too many packs: those whose room costs the least packing. What is cold as a whole
-    /// is dropped at once.
-    fn coldest(&mut self, packs: Vec<Summary>) -> Vec<Victim> {
+    /// While there are too many packs: those that are missed the least.
+    fn coldest(&mut self, packs: &[Summary]) -> Vec<Victim> {
         let live_bytes = self.core.catalog.totals().bytes;
-        let mut excess = self.room.excess(live_bytes, self.core.now_unix_ms());
-        let (mut cold, mut victims) = (HashSet::new(), Vec::new());
+        let excess = self.room.excess(live_bytes, self.core.now_unix_ms());
         if excess == 0 {
-            return victims;
+            return Vec::new();
         }
-        let mut room = self.core.config.pack_bytes;
-        for pack in self.by_cost(packs) {
-            if excess == 0 || victims.len() >= VICTIMS_MAX {
-                break;
-            }
-            let kept = self.survey.kept(&part(&pack));
-            // They shrink alike, nearly.
-            let kept = u128::from(kept) * u128::from(pack.data_bytes);
-            let kept = kept / u128::from(pack.payload_bytes.max(1));
-            let bytes_max = pack.data_bytes / KEPT_DIVISOR;
-            let kept = u64::try_from(kept).unwrap_or(u64::MAX).min(bytes_max);
-            if kept > room && !victims.is_empty() {
-                break;
-            }
-            room = room.saturating_sub(kept);
-            excess = excess.saturating_sub(pack.info.bytes.saturating_sub(kept));
-            if kept == 0 {
-                cold.insert(pack.number);
-            } else {
-                let hot_from = self.survey.cold() + 1;
-                victims.push(Victim { number: pack.number, hot_from, bytes_max });
-            }
-        }
-        self.drop_packs(&cold);
-        victims
+        let limits = (excess, self.core.config.pack_bytes, VICTIMS_MAX);
+        let Coldest { packs: chosen, cold } = self.coldest_of(packs, limits);
+        let chosen = packs.iter().filter(|pack| chosen.contains(&pack.number));
+        let victim = |pack: &Summary| Victim {
+            number: pack.number,
+            hot_from: cold + 1,
+            bytes_max: pack.data_bytes / KEPT_DIVISOR,
+        };
+        chosen.map(victim).collect()
     }
 
-    /// Packs, the one first whose room costs the least packing; the newest last, of which nothing is
-    /// known.
-    fn by_cost(&mut self, mut packs: Vec<Summary>) -> Vec<Summary> {
-        let above = self.core.above();
-        let known = (packs.len(), packs.last().map(|pack| pack.number));
-        self.survey.refresh((above.as_deref(), Tier::Object), known, |location, len| {
-            (PackNumber::of(location).0, len.into())
-        });
-        packs.sort_by_cached_key(|pack| {
-            let cost = self.survey.cost(&part(pack));
-            (cost.is_none(), cost, pack.number)
-        });
-        packs
+    fn coldest_of(&mut self, packs: &[Summary], limits: (u64, u64, usize)) -> Coldest {
+        self.heat.refresh(self.core.above().as_deref(), packs);
+        self.heat.coldest(packs, limits)
     }
 
     /// The pack goes that is missed the least. Nothing of it is packed again: there are too many blocks.
     pub(super) fn shed(&mut self) {
-        let coldest = self.by_cost(self.core.catalog.packs()).into_iter().next();
-        self.drop_packs(&coldest.map(|pack| pack.number).into_iter().collect());
+        let coldest = self.coldest_of(&self.core.catalog.packs(), (u64::MAX, 0, 1));
+        self.drop_packs(&coldest.packs.into_iter().collect());
     }
 
     /// What stays of these packs was packed again, and is named; none if that has failed.
@@ -212,9 +182,4 @@ impl Keeper {
         }
         dropped
     }
-}
-
-/// A pack as a survey knows it: by the bytes of its blocks before they were encoded.
-fn part(pack: &Summary) -> Part<PackNumber> {
-    Part { id: pack.number, bytes: pack.payload_bytes, kept: 0 }
 }
