@@ -186,9 +186,12 @@ pub trait Above: Debug + Send + Sync + 'static {
     /// map before this returns. Those that the map has elsewhere by now stay.
     fn leaving(&self, tier: Tier, blocks: &[Wanted]);
 
-    /// The nvme tier, the only one that moves blocks, has copied one from `block.location` to `to`.
-    /// False: the map does not have it there any more, the new copy is of no use.
-    fn moved(&self, block: &Wanted, to: Location) -> bool;
+    /// The tier has copied one of its blocks from `block.location` to `to`. False: the map does not have
+    /// it there any more, the new copy is of no use.
+    fn moved(&self, tier: Tier, block: &Wanted, to: Location) -> bool;
+
+    /// The map's clock of touches: what is used from now on has at least this age.
+    fn clock(&self) -> u64;
 
     /// The last use of each block on the map's clock of touches; `None` for what the map does not
     /// have at this place (any more). A copy whose put is under way counts as one that it has: the

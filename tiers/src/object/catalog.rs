@@ -51,6 +51,8 @@ pub(super) struct PackInfo {
     pub(super) bytes: u64,
     /// When it was made, in milliseconds since 1970.
     pub(super) created_unix_ms: u64,
+    /// When this process made or found it, on the map's clock of touches.
+    pub(super) made_at: u64,
 }
 
 /// Where a block lies in its pack.
@@ -79,6 +81,10 @@ struct Pack {
     /// One bit for each slot: it is not read any more.
     dead: Box<[u64]>,
     live_blocks: u64,
+    /// Bytes that these take in the pack.
+    live_bytes: u64,
+    /// Bytes that all its blocks take in the pack.
+    data_bytes: u64,
 }
 
 impl Pack {
@@ -92,7 +98,10 @@ impl Pack {
         let slots: Box<[Slot]> = footer.entries.iter().map(slot).collect();
         let live_blocks = u64::try_from(slots.len()).unwrap_or(u64::MAX);
         let dead = vec![0; slots.len().div_ceil(64)].into_boxed_slice();
-        Self { info: Arc::new(info), slots, dead, live_blocks }
+        let live_bytes = slots.iter().map(|slot| u64::from(slot.stored)).sum();
+        let data_bytes = footer.data_bytes();
+        let info = Arc::new(info);
+        Self { info, slots, dead, live_blocks, live_bytes, data_bytes }
     }
 
     fn live(&self, index: usize) -> Option<Slot> {
@@ -101,13 +110,12 @@ impl Pack {
     }
 
     fn kill(&mut self, index: usize) -> bool {
-        if self.live(index).is_none() {
-            return false;
-        }
+        let Some(slot) = self.live(index) else { return false };
         if let Some(bits) = self.dead.get_mut(index / 64) {
             *bits |= 1 << (index % 64);
         }
         self.live_blocks -= 1;
+        self.live_bytes -= u64::from(slot.stored);
         true
     }
 }
@@ -117,7 +125,21 @@ impl Pack {
 pub(super) struct Summary {
     pub(super) number: PackNumber,
     pub(super) info: Arc<PackInfo>,
+    /// Blocks that it was made with, or found.
+    pub(super) blocks: usize,
     pub(super) live_blocks: u64,
+    /// Bytes that these take in the pack.
+    pub(super) live_bytes: u64,
+    /// Bytes that all its blocks take in the pack.
+    pub(super) data_bytes: u64,
+}
+
+/// A pack whose blocks are to be packed again.
+#[derive(Debug)]
+pub(super) struct Contents {
+    pub(super) info: Arc<PackInfo>,
+    /// Its live blocks, in the order of their places.
+    pub(super) live: Vec<(Location, Slot)>,
 }
 
 /// Sums over all packs.
@@ -197,6 +219,16 @@ impl Catalog {
         Some(pack.info)
     }
 
+    /// What is in a pack, if it is there.
+    pub(super) fn contents(&self, number: PackNumber) -> Option<Contents> {
+        let state = self.0.read();
+        let pack = state.packs.get(&number)?;
+        let live = (0..pack.slots.len())
+            .filter_map(|index| Some((number.location(index)?, pack.live(index)?)))
+            .collect();
+        Some(Contents { info: Arc::clone(&pack.info), live })
+    }
+
     /// The number of a pack that is there.
     pub(super) fn number_of(&self, id: &PackId) -> Option<PackNumber> {
         self.0.read().numbers.get(id).copied()
@@ -214,7 +246,10 @@ impl Catalog {
         let summary = |(number, pack): (&PackNumber, &Pack)| Summary {
             number: *number,
             info: Arc::clone(&pack.info),
+            blocks: pack.slots.len(),
             live_blocks: pack.live_blocks,
+            live_bytes: pack.live_bytes,
+            data_bytes: pack.data_bytes,
         };
         let own = state.packs.iter().filter(|(_, pack)| pack.info.id.ordinal == ordinal);
         own.map(summary).collect()

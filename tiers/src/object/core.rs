@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::{
     PackMetrics,
@@ -16,7 +16,7 @@ use super::{
     keeper::Keeper,
     local::Local,
     names::Owner,
-    packer::{ObjectAdmission, Packer},
+    packer::{ObjectAdmission, Packer, Victim},
     reader::Fetcher,
     seats::{Seat, Seats},
     store::ObjectStore,
@@ -35,6 +35,10 @@ pub const PACK_BYTES_MIN: u64 = MIB;
 /// The largest pack, in bytes: two of them are in memory while they are made.
 pub const PACK_BYTES_MAX: u64 = 64 * MIB;
 
+/// The least capacity, in packs: a few that are live or wait for their deletion, one on its way, and one
+/// for what is packed again.
+pub const CAPACITY_PACKS_MIN: u64 = 5;
+
 /// Milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
@@ -47,9 +51,10 @@ pub struct ObjectConfig {
     pub holder: String,
     /// Directory for a copy of the log, so that a start reads little from the bucket.
     pub local: PathBuf,
-    /// Bytes of packs that this node may have in the bucket; 0 for no limit.
+    /// Bytes of packs that this node may have in the bucket, those included that were dropped and wait
+    /// for their deletion; at least 5 packs, or 0 for no limit.
     pub capacity_bytes: u64,
-    /// How long a pack stays after it was made.
+    /// How long a pack stays after it was made. What of it was used since is packed again.
     pub ttl: Option<Duration>,
     /// How long an object stays after nobody needs it any more: longer than the deadline of a read and
     /// the longest lease.
@@ -90,6 +95,8 @@ pub(super) struct Core {
     pub(super) above: OnceLock<Weak<dyn Above>>,
     pub(super) seats: Seats,
     pub(super) failed_packs: Seldom,
+    /// What is packed again of packs that are given up; one at a time.
+    pub(super) repacks: mpsc::Sender<Vec<Victim>>,
     filled: watch::Sender<bool>,
     clock: Clock,
 }
@@ -101,6 +108,11 @@ impl Core {
 
     pub(super) fn now_unix_ms(&self) -> u64 {
         (self.clock)()
+    }
+
+    /// The map's clock of touches.
+    pub(super) fn touches(&self) -> u64 {
+        self.above().map_or(0, |above| above.clock())
     }
 
     /// All that was in the bucket is in the map.
@@ -156,9 +168,16 @@ impl ObjectStore {
                 "object.pack_bytes: {bytes} given, {PACK_BYTES_MIN} to {PACK_BYTES_MAX} allowed"
             )));
         }
+        let (capacity, least) = (config.capacity_bytes, bytes * CAPACITY_PACKS_MIN);
+        if (1..least).contains(&capacity) {
+            return Err(Error::invalid(format!(
+                "object.capacity: {capacity} given, at least {least} needed for packs of {bytes}"
+            )));
+        }
         let ObjectParts { bucket, runs, namespaces, metrics, clock } = parts;
         let (own, queue) = Seat::new(config.owner.clone());
         let local = Some(Local::new(config.local.clone()));
+        let (repacks, victims) = mpsc::channel(1);
         let core = Arc::new(Core {
             config,
             bucket: Arc::clone(&bucket),
@@ -168,13 +187,14 @@ impl ObjectStore {
             above: OnceLock::new(),
             seats: Seats::new(Arc::clone(&own)),
             failed_packs: Seldom::default(),
+            repacks,
             filled: watch::Sender::new(false),
             clock,
         });
         let (reads, fetcher) = Fetcher::new(bucket, metrics);
         let tasks = ObjectTasks {
             fetcher,
-            packer: Packer::new(Arc::clone(&core), runs),
+            packer: Packer::new(Arc::clone(&core), runs, victims),
             keeper: Keeper::new(Arc::clone(&core), (own, queue), local),
             wards: Wards::new(Arc::clone(&core)),
         };

@@ -6,24 +6,26 @@
 //! note     a pack was uploaded: it is named in the log, with the next ones or a moment later
 //! remove   named in the log before it is acknowledged
 //! beat     a sign of life, so that nobody takes the ordinal meanwhile
-//! tend     packs that are too old or too many leave; objects that nobody needs are deleted
+//! tend     packs that are too old, too empty or too many leave; objects that nobody needs are deleted
 //! ```
 //! A start that fails is tried again for as long as the node runs: the other tiers do not wait for it.
 //! The keeper of a ward lets go instead, and when another holds the ordinal: its packs leave the map.
 
 mod expire;
+mod heat;
+mod room;
 mod start;
 mod unheld;
 mod ward;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep_until},
 };
 
-use self::{expire::SWEEP_EVERY, unheld::Unheld};
+use self::{expire::SWEEP_EVERY, heat::Heat, room::Room, unheld::Unheld};
 use super::{
     Core,
     catalog::PackNumber,
@@ -53,15 +55,20 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often it is looked what should leave and what can be deleted.
 const TEND_EVERY: Duration = Duration::from_secs(30);
+
 /// What the keeper is asked to do.
 #[derive(Debug)]
 pub(super) enum Keep {
-    /// Number the next pack; nobody is told while the node does not hold its ordinal.
-    Number { done: oneshot::Sender<PackId> },
-    /// Name a pack that was uploaded, without blocks that were removed meanwhile.
-    Name { footer: Box<Footer>, unwanted: Vec<IndexKey> },
-    /// A number that no pack will have.
-    GiveUp(PackId),
+    /// Number the next pack, if there is room for it: the last room is for packing `again`. Nobody is
+    /// told while the node does not hold its ordinal.
+    Number { again: bool, done: oneshot::Sender<Result<PackId>> },
+    /// Name a pack that was uploaded, without blocks that were removed meanwhile; whether it is of blocks
+    /// that are packed `again`.
+    Name { footer: Box<Footer>, unwanted: Vec<IndexKey>, again: bool },
+    /// A number that no pack will have; as many bytes of it may be in the bucket.
+    GiveUp { id: PackId, bytes: u64 },
+    /// What stays of these packs is packed again and named; none if that has failed.
+    Repacked { emptied: Option<Vec<PackNumber>> },
     /// Write down that blocks were removed.
     Remove { keys: Vec<IndexKey>, done: oneshot::Sender<Result<()>> },
     /// Write down that blocks were removed that may be in packs which are not named yet.
@@ -91,6 +98,12 @@ pub(super) struct Keeper {
     unheld: Unheld,
     /// Nothing is left to do: the ward is another's.
     is_over: bool,
+    room: Room,
+    heat: Heat,
+    /// Packs of which is being packed again what stays.
+    victims: HashSet<PackNumber>,
+    /// How often in a row that has failed.
+    repack_failures: u32,
     start_at: Option<Instant>,
     flush_at: Option<Instant>,
     beat_at: Instant,
@@ -107,6 +120,7 @@ impl Keeper {
     ) -> Self {
         let now = Instant::now();
         Self {
+            room: Room::new(&core.config),
             core,
             seat,
             queue,
@@ -118,6 +132,9 @@ impl Keeper {
             abandoned: false,
             unheld: Unheld::default(),
             is_over: false,
+            heat: Heat::default(),
+            victims: HashSet::new(),
+            repack_failures: 0,
             start_at: Some(now),
             flush_at: None,
             beat_at: now,
@@ -177,28 +194,26 @@ impl Keeper {
     /// Does an operation; true if that was the last one.
     async fn serve(&mut self, op: Keep) -> bool {
         match op {
-            Keep::Number { done } => {
-                if let Some(log) = &mut self.log {
-                    let id = log.next_pack();
-                    if done.send(id).is_err() {
-                        self.note(ManifestRecord::Dropped(id));
-                    }
-                }
-            }
+            Keep::Number { again, done } => self.number(again, done),
             Keep::Name { footer, .. } if self.log.is_none() => {
                 // Another node has the ordinal now, and will not know of it.
                 let number = self.core.catalog.number_of(&footer.id);
                 self.drop_packs(&number.into_iter().collect());
             }
-            Keep::Name { footer, unwanted } => {
+            Keep::Name { footer, unwanted, again } => {
                 // First what was removed: a kill between the two must not bring it back.
                 if let Some(log) = self.log.as_ref().filter(|_| !unwanted.is_empty()) {
                     let removal = log.removal(unwanted);
                     self.note(removal);
                 }
+                self.room.packed(footer.object_bytes(), again, self.core.now_unix_ms());
                 self.note(ManifestRecord::Pack(*footer));
             }
-            Keep::GiveUp(id) => self.note(ManifestRecord::Dropped(id)),
+            Keep::GiveUp { id, bytes } => {
+                self.room.dropped(id, bytes);
+                self.note(ManifestRecord::Dropped(id));
+            }
+            Keep::Repacked { emptied } => self.repacked(emptied),
             Keep::Remove { keys, done } => self.remove(keys, done),
             Keep::Removed { mut keys, done } => {
                 let may_have = self.log.as_ref().map_or(self.abandoned, ManifestLog::has_unnamed);
@@ -234,6 +249,24 @@ impl Keeper {
         let now = Instant::now();
         let at = if self.records.len() >= NAMED_TOGETHER { now } else { now + NAME_DELAY };
         self.flush_at = Some(self.flush_at.map_or(at, |before| before.min(at)));
+    }
+
+    fn number(&mut self, again: bool, done: oneshot::Sender<Result<PackId>>) {
+        let live_bytes = self.live_bytes();
+        let Some(log) = &mut self.log else { return };
+        if !self.room.has_place(live_bytes, again) {
+            let what =
+                "make a pack: object.capacity is taken, also by packs that wait for deletion";
+            // Whoever asked may have gone.
+            drop(
+                done.send(Err(Error::new(ErrorKind::Exhausted { retry_after: TEND_EVERY }, what))),
+            );
+            return;
+        }
+        let id = log.next_pack();
+        if done.send(Ok(id)).is_err() {
+            self.note(ManifestRecord::Dropped(id));
+        }
     }
 
     /// What was removed is named at once: somebody waits.

@@ -47,7 +47,10 @@ mod wards;
 
 use self::core::Core;
 pub use self::{
-    core::{Clock, ObjectConfig, ObjectParts, ObjectTasks, PACK_BYTES_MAX, PACK_BYTES_MIN},
+    core::{
+        CAPACITY_PACKS_MIN, Clock, ObjectConfig, ObjectParts, ObjectTasks, PACK_BYTES_MAX,
+        PACK_BYTES_MIN,
+    },
     counts::PackMetrics,
     metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel},
     packer::ObjectAdmission,

@@ -174,7 +174,7 @@ impl MemoryStore {
             blocks.insert(number, kept);
         }
         let to = Location(number);
-        let wanted = self.above().is_some_and(|above| above.moved(copy, to));
+        let wanted = self.above().is_some_and(|above| above.moved(self.tier, copy, to));
         let useless = if wanted { copy.location } else { to };
         self.blocks.lock().remove(&useless.0);
         wanted

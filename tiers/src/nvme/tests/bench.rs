@@ -234,9 +234,13 @@ impl Above for Map {
         }
     }
 
-    fn moved(&self, block: &Wanted, to: Location) -> bool {
+    fn moved(&self, _tier: Tier, block: &Wanted, to: Location) -> bool {
         let mut entries = self.0.lock();
         entries.at(block).map(|(_, known)| known.0 = to).is_some()
+    }
+
+    fn clock(&self) -> u64 {
+        self.0.lock().clock
     }
 
     fn ages(&self, _tier: Tier, blocks: &[Wanted]) -> Vec<Option<u64>> {

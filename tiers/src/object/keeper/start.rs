@@ -101,6 +101,7 @@ impl Keeper {
     async fn fill(&mut self, rebuilt: Rebuilt) -> Vec<IndexKey> {
         // Another node may have had the ordinal meanwhile.
         self.reconcile(&rebuilt);
+        self.room.found(rebuilt.waiting);
         let mut places: HashMap<u64, Location> = HashMap::new();
         // The newest first: what older ones have of the same blocks is not needed.
         for pack in rebuilt.packs.into_iter().rev() {
@@ -152,7 +153,13 @@ impl Keeper {
     fn fill_pack(&mut self, pack: RebuiltPack, places: &mut HashMap<u64, Location>) {
         let RebuiltPack { id, bytes, footer } = pack;
         let name = id.name(&self.seat.owner.cluster);
-        let info = PackInfo { id, name, bytes, created_unix_ms: footer.created_unix_ms };
+        let info = PackInfo {
+            id,
+            name,
+            bytes,
+            created_unix_ms: footer.created_unix_ms,
+            made_at: self.core.touches(),
+        };
         let number = self.core.catalog.insert(info, &footer);
         let known: HashMap<_, _> = footer
             .namespaces
