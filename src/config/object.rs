@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr, time::Duration};
 use kvstrata_tiers::{
     limits::MIB,
     object::{
-        PACK_BYTES_MAX, PACK_BYTES_MIN,
+        CAPACITY_PACKS_MIN, PACK_BYTES_MAX, PACK_BYTES_MIN,
         bucket::SCHEMES,
         names::{CLUSTER_BYTES_MAX, ClusterName},
     },
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Auto, Maybe, Nvme, Period, Problem, Size};
 
-/// The least capacity: a few packs.
+/// The least capacity, however small the packs.
 const CAPACITY_MIN: u64 = 64 * MIB;
 /// The shortest life of a pack: nothing shorter is worth a request.
 const TTL_MIN: Duration = Duration::from_secs(60);
@@ -38,10 +38,12 @@ pub struct Object {
     /// Number of this node in the cluster; packs belong to it. Default `auto`: the number at the end
     /// of `node.name`, as a StatefulSet gives it, else 0. 0 to 99999.
     pub ordinal: Auto<u32>,
-    /// Bytes of this node's packs in the bucket; the coldest leave. Default `none`: no limit but
-    /// `object.ttl`. The least is 64MiB.
+    /// Bytes of this node's packs in the bucket, those included that have left and wait for
+    /// `object.delete_grace`; what is coldest leaves. Two packs are kept free, and as much as is dropped
+    /// within the grace time. Default `none`: no limit but `object.ttl`. The least is 64MiB, and 5 packs.
     pub capacity: Maybe<Size>,
-    /// How long a pack stays after it was made. Default `7d`: a week of sessions. `none`: no limit. The
+    /// How long a pack stays after it was made; blocks of it that were used since go into a new one.
+    /// Default `7d`: a week of sessions. `none`: no limit. The
     /// least is 1m.
     pub ttl: Maybe<Period>,
     /// How long the object of a pack stays after the pack has left: longer than the deadline of a read
@@ -143,9 +145,10 @@ impl Object {
         if let Some(ordinal) = self.ordinal.given().filter(|ordinal| **ordinal > ORDINAL_MAX) {
             problem("object.ordinal", ordinal, format!("auto, or 0 to {ORDINAL_MAX}"));
         }
-        if let Some(bytes) = self.capacity.given().filter(|bytes| bytes.0 < CAPACITY_MIN) {
-            let allowed = format!("none, or at least {}", Size(CAPACITY_MIN));
-            problem("object.capacity", bytes, allowed);
+        let packs = self.pack_bytes.0.min(PACK_BYTES_MAX) * CAPACITY_PACKS_MIN;
+        let least = Size(packs.max(CAPACITY_MIN));
+        if let Some(bytes) = self.capacity.given().filter(|bytes| **bytes < least) {
+            problem("object.capacity", bytes, format!("none, or at least {least}"));
         }
         if let Some(ttl) = self.ttl.given().filter(|ttl| ttl.0 < TTL_MIN) {
             problem("object.ttl", ttl, format!("none, or at least {}", Period(TTL_MIN)));
@@ -197,6 +200,14 @@ mod tests {
         let expected = ["ordinal", "capacity", "ttl", "delete_grace", "pack_bytes"]
             .map(|key| format!("object.{key}"));
         assert_eq!(keys(&wrong, "/data"), expected);
+        let of_packs = |capacity: &str, mib| Object {
+            capacity: capacity.parse().unwrap(),
+            pack_bytes: Size(mib * MIB),
+            ..given()
+        };
+        assert_eq!(keys(&of_packs("159MiB", 32), "/data"), ["object.capacity"]);
+        assert!(keys(&of_packs("160MiB", 32), "/data").is_empty());
+        assert!(keys(&of_packs("64MiB", 1), "/data").is_empty());
     }
 
     #[test]

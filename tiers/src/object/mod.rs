@@ -4,7 +4,8 @@
 //! pack     sealed run of nvme -> what is worth it, in order -> encoded -> one object -> map -> log
 //! get      map -> catalog: object and place -> neighbours in one ranged GET -> decoded into the arena
 //! remove   unreadable -> log -> answered
-//! expire   too old, or too many -> reported, out of the map -> log -> long after: object deleted
+//! expire   too old, too empty, too many -> what is hot into a new pack -> the rest reported, out of the
+//!          map -> log -> long after: object deleted
 //! start    take the ordinal -> log, from the local copy or the bucket -> catalog and map
 //! adopt    a node is gone -> one that is left takes its ordinal, too, and serves what is there
 //! ```

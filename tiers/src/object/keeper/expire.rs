@@ -171,6 +171,10 @@ impl Keeper {
     /// What stays of these packs was packed again, and is named; none if that has failed.
     pub(super) fn repacked(&mut self, emptied: Option<Vec<PackNumber>>) {
         let victims = std::mem::take(&mut self.victims);
+        if self.log.is_none() {
+            // They are another's now.
+            return;
+        }
         if let Some(emptied) = emptied {
             self.repack_failures = 0;
             self.drop_packs(&emptied.into_iter().collect());

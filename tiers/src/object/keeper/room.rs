@@ -40,7 +40,7 @@ pub(super) struct Room {
     capacity_bytes: u64,
     /// Bytes of a full pack with its footer.
     pack_bytes: u64,
-    /// How long it takes, at most, until what was dropped is deleted.
+    /// How long it takes, at most, until what should be dropped is deleted.
     linger_ms: u64,
     /// Objects of packs that were dropped and are not deleted yet.
     waiting: HashMap<PackId, u64>,
@@ -50,7 +50,8 @@ pub(super) struct Room {
 
 impl Room {
     pub(super) fn new(config: &ObjectConfig) -> Self {
-        let linger = config.delete_grace + TEND_EVERY.min(config.delete_grace);
+        // It is looked now and then for what is too much, and for what can be deleted.
+        let linger = config.delete_grace + 2 * TEND_EVERY.min(config.delete_grace);
         Self {
             capacity_bytes: config.capacity_bytes,
             pack_bytes: config.pack_bytes + config.pack_bytes / FOOTER_DIVISOR,
