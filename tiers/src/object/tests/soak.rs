@@ -173,7 +173,7 @@ async fn soak(capacity_bytes: u64, turnovers: u64, seed: u64) -> Soak {
         let blocks = traffic.turn();
         soak.turn(&blocks).await;
         soak.seen.ideal_hits += ideal.turn(&blocks);
-        soak.rig.pass(2).await;
+        soak.rig.pass(3).await;
         turn += 1;
         if turn.is_multiple_of(32) {
             soak.look().await;
@@ -185,7 +185,7 @@ async fn soak(capacity_bytes: u64, turnovers: u64, seed: u64) -> Soak {
 #[tokio::test(start_paused = true)]
 async fn a_bucket_of_a_tenth_of_the_traffic_stays_within_its_size_and_keeps_what_an_lru_would() {
     let number = |name| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let mib = number("KVSTRATA_SOAK_MIB").unwrap_or(48);
+    let mib = number("KVSTRATA_SOAK_MIB").unwrap_or(64);
     let seed = number("KVSTRATA_SOAK_SEED").unwrap_or(1);
     let mut soak = soak(mib << 20, 10, seed).await;
     soak.look().await;
