@@ -56,7 +56,7 @@ pub(crate) fn open(
         capacity_bytes: settings.capacity.given().map_or(0, |bytes| bytes.0),
         ttl: settings.ttl.given().map(|ttl| ttl.0),
         admission: match settings.admission {
-            ObjectAdmission::Reused => object::ObjectAdmission::Reused,
+            ObjectAdmission::Worthwhile => object::ObjectAdmission::Worthwhile,
             ObjectAdmission::All => object::ObjectAdmission::All,
         },
         pack_bytes: settings.pack_bytes.0,

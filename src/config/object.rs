@@ -41,8 +41,8 @@ pub struct Object {
     /// How long a pack stays after it was made. Default `7d`: a week of sessions. `none`: no limit. The
     /// least is 1m.
     pub ttl: Maybe<Period>,
-    /// Which blocks are stored. Default `reused`: those that were read since they were put, because
-    /// every stored byte is paid for. `all`: all.
+    /// Which blocks are stored. Default `worthwhile`: those that were read since they were put, and
+    /// those put in chains of 65,536 tokens or more, because every stored byte is paid for. `all`: all.
     pub admission: ObjectAdmission,
     /// Bytes of a pack, 1MiB to 64MiB. Default `32MiB`: large enough that requests cost little, small
     /// enough to be made in memory.
@@ -67,9 +67,9 @@ impl Default for Object {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectAdmission {
-    /// Those that were read since they were put.
+    /// Those that were read since they were put, and those of long chains.
     #[default]
-    Reused,
+    Worthwhile,
     /// All.
     All,
 }
