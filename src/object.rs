@@ -46,7 +46,8 @@ pub(crate) fn open(
     let settings = &config.object;
     let Some(url) = settings.url.given() else { return Ok(None) };
     let requests = ObjectMetrics::register(registry);
-    let bucket = BucketConfig { url: url.0.clone(), ..BucketConfig::default() };
+    let bucket =
+        BucketConfig { url: url.0.clone(), prices: settings.prices, ..BucketConfig::default() };
     let bucket = Bucket::open(bucket, requests)?;
     let ordinal = settings.ordinal_of(node);
     let config = ObjectConfig {

@@ -1,6 +1,6 @@
 //! Whole nodes with an object tier on a real S3 server: what is left when everything else is lost.
 
-use std::{fs, net::SocketAddr};
+use std::{fs, net::SocketAddr, time::Duration};
 
 use tokio::time::Instant;
 
@@ -19,6 +19,12 @@ const BLOCK: usize = 64 << 10;
 const BLOCKS: u64 = 320;
 /// Those that are in sealed segments for sure.
 const SEALED: u64 = 240;
+/// Blocks asked for while the store fails in one way.
+const ASKED: usize = 17;
+/// How long the tier lets a read take.
+const READ_DEADLINE: Duration = Duration::from_secs(10);
+/// What a busy machine may add to it.
+const SLACK: Duration = Duration::from_secs(5);
 const IN_PACKS: &str = "kvstrata_object_packed_blocks_total";
 const MADE: &str = "kvstrata_object_packs_made_total";
 const NAMED: &str = "kvstrata_object_named_packs_total";
@@ -110,14 +116,22 @@ async fn a_bucket_that_fails_in_any_way_costs_hits_and_nothing_else() {
     let server = start(&home, proxy.address, test).await;
     wait_found(&server, SEALED).await;
     let mut wire = connect(&server).await;
-    let mut from = 0;
-    for (fault, per_mille, least) in FAULTS {
-        proxy.fail(fault, per_mille);
-        let hits = count_right(&mut wire, from..from + 24).await;
-        assert!(hits >= least, "{fault:?}: {hits} of 24");
+    for (from, (faults, least)) in (0..).step_by(ASKED).zip(FAULTS) {
+        proxy.fail_mixed(faults);
+        let began = Instant::now();
+        let hits = count_right(&mut wire, from..from + ASKED as u64).await;
+        let took = began.elapsed();
         proxy.heal();
-        from += 24;
+        assert!(hits >= *least, "{faults:?}: {hits} of {ASKED}");
+        assert!(took < READ_DEADLINE + SLACK, "{faults:?}: {took:?}");
     }
+    // Counted when they end, so that those which are given up count a little later.
+    let asked = server.metric("kvstrata_object_asked_requests_total").await;
+    let sent = proxy.requests() as f64;
+    assert!(sent <= 2.0 * asked, "{sent} requests for {asked}");
+    assert!(server.metric("kvstrata_object_unsent_requests_total{reason=\"budget\"}").await > 0.0);
+    let peak = server.status_bytes("VmHWM");
+    assert!(peak < 512 << 20, "{peak} bytes at the most");
     // What was missed is there when the store is well again.
     let deadline = Instant::now() + SERVER_WAIT;
     let mut right = 0;
@@ -125,20 +139,39 @@ async fn a_bucket_that_fails_in_any_way_costs_hits_and_nothing_else() {
         right = count_right(&mut wire, 0..SEALED).await as u64;
     }
     assert_eq!(right, SEALED);
+    assert_eq!(server.metric("kvstrata_object_breaker_open").await, 0.0);
     drop(wire);
     server.stop(&["object", "tier failed to read a block"]).await;
 }
 
-/// What happens to each request, or to so many in a thousand, and the least hits of 24 blocks.
-const FAULTS: [(Fault, u64, usize); 10] = [
-    (Fault::Status(503), 100, 12),
-    (Fault::Status(429), 50, 12),
-    (Fault::Reset, 150, 12),
-    (Fault::Cut, 1000, 0),
-    (Fault::Shorter, 1000, 0),
-    (Fault::Whole, 1000, 0),
-    (Fault::WrongBody, 1000, 0),
-    (Fault::Status(403), 1000, 0),
-    (Fault::Stalled, 1000, 0),
-    (Fault::Status(503), 1000, 0),
+/// What happens to each request, or to so many in a thousand, and the least hits of [`ASKED`] blocks.
+/// Those at once leave a request in three as it is, or late.
+const FAULTS: [(&[(Fault, u64)], usize); 14] = [
+    (
+        &[
+            (Fault::Status(503), 100),
+            (Fault::Status(429), 50),
+            (Fault::Reset, 150),
+            (Fault::SlowClose, 300),
+            (Fault::Latency, 350),
+            (Fault::Whole, 10),
+            (Fault::WrongBody, 10),
+            (Fault::Stalled, 10),
+            (Fault::Status(403), 10),
+        ],
+        0,
+    ),
+    (&[(Fault::Status(503), 100)], 12),
+    (&[(Fault::Status(429), 50)], 12),
+    (&[(Fault::Reset, 150)], 12),
+    (&[(Fault::Latency, 1000)], ASKED),
+    (&[(Fault::SlowClose, 1000)], 0),
+    (&[(Fault::Reset, 1000)], 0),
+    (&[(Fault::Cut, 1000)], 0),
+    (&[(Fault::Shorter, 1000)], 0),
+    (&[(Fault::Whole, 1000)], 0),
+    (&[(Fault::WrongBody, 1000)], 0),
+    (&[(Fault::Status(403), 1000)], 0),
+    (&[(Fault::Stalled, 1000)], 0),
+    (&[(Fault::Status(503), 1000)], 0),
 ];

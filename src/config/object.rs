@@ -5,14 +5,17 @@ use std::{fmt, str::FromStr, time::Duration};
 use kvstrata_tiers::{
     limits::MIB,
     object::{
-        PACK_BYTES_MAX, PACK_BYTES_MIN,
+        PACK_BYTES_MAX, PACK_BYTES_MIN, Prices,
         bucket::SCHEMES,
         names::{CLUSTER_BYTES_MAX, ClusterName},
     },
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Auto, Maybe, Nvme, Period, Problem, Size};
+use super::{
+    Auto, Maybe, Nvme, Period, Problem, Size,
+    units::{from_text, to_text},
+};
 
 /// The least capacity: a few packs.
 const CAPACITY_MIN: u64 = 64 * MIB;
@@ -47,6 +50,11 @@ pub struct Object {
     /// Bytes of a pack, 1MiB to 64MiB. Default `32MiB`: large enough that requests cost little, small
     /// enough to be made in memory.
     pub pack_bytes: Size,
+    /// What the store charges: `put` for 1000 requests that write or list, `get` for 1000 that read, and
+    /// `gib` for one GiB stored for a month. For estimates only. Default: dollars, the list prices of S3
+    /// Standard in us-east-1.
+    #[serde(serialize_with = "to_text", deserialize_with = "from_text")]
+    pub prices: Prices,
 }
 
 impl Default for Object {
@@ -59,6 +67,7 @@ impl Default for Object {
             ttl: Maybe::Given(Period(Duration::from_secs(7 * 24 * 60 * 60))),
             admission: ObjectAdmission::default(),
             pack_bytes: Size(32 * MIB),
+            prices: Prices::default(),
         }
     }
 }
