@@ -1,6 +1,6 @@
 //! A node with an object tier, whose nvme is in memory.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
@@ -86,6 +86,7 @@ impl Node {
             local: local.to_owned(),
             capacity_bytes: 0,
             ttl: None,
+            delete_grace: Duration::from_secs(4200),
             admission: ObjectAdmission::All,
             pack_bytes: sizes.pack_bytes,
         };

@@ -21,8 +21,11 @@ use super::{
 const CAPACITY_MIN: u64 = 64 * MIB;
 /// The shortest life of a pack: nothing shorter is worth a request.
 const TTL_MIN: Duration = Duration::from_secs(60);
+/// The shortest time until what nobody needs is deleted: for tests, where nobody reads that long.
+const DELETE_GRACE_MIN: Duration = Duration::from_secs(1);
 /// The highest ordinal of a node.
 const ORDINAL_MAX: u32 = 99_999;
+
 /// The tier in an object store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -44,6 +47,10 @@ pub struct Object {
     /// How long a pack stays after it was made. Default `7d`: a week of sessions. `none`: no limit. The
     /// least is 1m.
     pub ttl: Maybe<Period>,
+    /// How long the object of a pack stays after the pack has left: longer than the deadline of a read
+    /// together with the longest lease, since whoever found it before may still read it. Default `70m`:
+    /// an hour, the longest that `lease.ttl_max` may be, and some. The least is 1s.
+    pub delete_grace: Period,
     /// Which blocks are stored. Default `worthwhile`: those that were read since they were put, and
     /// those put in chains of 65,536 tokens or more, because every stored byte is paid for. `all`: all.
     pub admission: ObjectAdmission,
@@ -65,6 +72,7 @@ impl Default for Object {
             ordinal: Auto::Auto,
             capacity: Maybe::None,
             ttl: Maybe::Given(Period(Duration::from_secs(7 * 24 * 60 * 60))),
+            delete_grace: Period(Duration::from_secs(70 * 60)),
             admission: ObjectAdmission::default(),
             pack_bytes: Size(32 * MIB),
             prices: Prices::default(),
@@ -151,6 +159,10 @@ impl Object {
         if let Some(ttl) = self.ttl.given().filter(|ttl| ttl.0 < TTL_MIN) {
             problem("object.ttl", ttl, format!("none, or at least {}", Period(TTL_MIN)));
         }
+        if self.delete_grace.0 < DELETE_GRACE_MIN {
+            let allowed = format!("at least {}", Period(DELETE_GRACE_MIN));
+            problem("object.delete_grace", &self.delete_grace, allowed);
+        }
         if !(PACK_BYTES_MIN..=PACK_BYTES_MAX).contains(&self.pack_bytes.0) {
             let allowed = format!("{} to {}", Size(PACK_BYTES_MIN), Size(PACK_BYTES_MAX));
             problem("object.pack_bytes", &self.pack_bytes, allowed);
@@ -187,10 +199,12 @@ mod tests {
             ordinal: Auto::Given(100_000),
             capacity: "63MiB".parse().unwrap(),
             ttl: "59s".parse().unwrap(),
+            delete_grace: "999ms".parse().unwrap(),
             pack_bytes: Size(65 * MIB),
             ..given()
         };
-        let expected = ["object.ordinal", "object.capacity", "object.ttl", "object.pack_bytes"];
+        let expected = ["ordinal", "capacity", "ttl", "delete_grace", "pack_bytes"]
+            .map(|key| format!("object.{key}"));
         assert_eq!(keys(&wrong, "/data"), expected);
     }
 
