@@ -54,7 +54,7 @@ pub(crate) fn open(
         ttl: settings.ttl.given().map(|ttl| ttl.0),
         delete_grace: settings.delete_grace.0,
         admission: match settings.admission {
-            ObjectAdmission::Reused => object::ObjectAdmission::Reused,
+            ObjectAdmission::Worthwhile => object::ObjectAdmission::Worthwhile,
             ObjectAdmission::All => object::ObjectAdmission::All,
         },
         pack_bytes: settings.pack_bytes.0,
@@ -85,7 +85,8 @@ pub(crate) fn bucket(
 ) -> Result<Option<Arc<Bucket>>, Error> {
     let Some(url) = config.object.url.given() else { return Ok(None) };
     let requests = ObjectMetrics::register(registry);
-    let bucket = BucketConfig { url: url.0.clone(), ..BucketConfig::default() };
+    let prices = config.object.prices;
+    let bucket = BucketConfig { url: url.0.clone(), prices, ..BucketConfig::default() };
     Ok(Some(Bucket::open(bucket, requests)?))
 }
 

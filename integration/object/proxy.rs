@@ -51,8 +51,8 @@ pub(super) enum Fault {
 
 #[derive(Debug)]
 struct Plan {
-    fault: Option<Fault>,
-    per_mille: u64,
+    /// Each with how many of a thousand requests suffer it; together at most a thousand.
+    faults: Vec<(Fault, u64)>,
     /// Requests that pass before the fault begins..
     skip: u64,
     /// ..and requests that it may hit.
@@ -99,7 +99,7 @@ impl Proxy {
         drop(entered);
         let address = listener.local_addr().unwrap();
         let draws = Draws::new(1);
-        let plan = Plan { fault: None, per_mille: 0, skip: 0, times: u64::MAX, draws };
+        let plan = Plan { faults: Vec::new(), skip: 0, times: u64::MAX, draws };
         let state = State { upstream, plan: Mutex::new(plan), requests: AtomicU64::new(0) };
         let state = Arc::new(state);
         let (shared, handle) = (Arc::clone(&state), runtime.handle().clone());
@@ -118,8 +118,13 @@ impl Proxy {
 
     /// From now on so many of a thousand requests suffer this.
     pub(super) fn fail(&self, fault: Fault, per_mille: u64) {
+        self.fail_mixed(&[(fault, per_mille)]);
+    }
+
+    /// The same with several faults, of which a request suffers one.
+    pub(super) fn fail_mixed(&self, faults: &[(Fault, u64)]) {
         let mut plan = self.state.plan.lock();
-        (plan.fault, plan.per_mille) = (Some(fault), per_mille);
+        plan.faults = faults.to_vec();
         (plan.skip, plan.times) = (0, u64::MAX);
     }
 
@@ -132,7 +137,7 @@ impl Proxy {
 
     /// From now on all is well.
     pub(super) fn heal(&self) {
-        self.state.plan.lock().fault = None;
+        self.state.plan.lock().faults.clear();
     }
 
     /// Requests that arrived.
@@ -143,14 +148,19 @@ impl Proxy {
 
 impl Plan {
     fn draw(&mut self) -> Option<Fault> {
-        let fault = self.fault?;
         if self.skip > 0 {
             self.skip -= 1;
             return None;
         }
-        let hit = self.times > 0 && self.draws.chance(self.per_mille);
-        self.times -= u64::from(hit);
-        hit.then_some(fault)
+        let drawn = self.draws.below(1000);
+        let mut below = 0;
+        let fault = self.faults.iter().find(|(_, per_mille)| {
+            below += per_mille;
+            drawn < below
+        });
+        let hit = fault.map(|(fault, _)| *fault).filter(|_| self.times > 0);
+        self.times -= u64::from(hit.is_some());
+        hit
     }
 }
 

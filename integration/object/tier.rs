@@ -1,8 +1,8 @@
 //! Whole nodes with an object tier on a real S3 server: what is left when everything else is lost.
 
-use std::{fs, net::SocketAddr};
+use std::{fs, net::SocketAddr, time::Duration};
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{
     proxy::{Fault, Proxy},
@@ -19,6 +19,14 @@ const BLOCK: usize = 64 << 10;
 const BLOCKS: u64 = 320;
 /// Those that are in sealed segments for sure.
 pub(super) const SEALED: u64 = 240;
+/// Blocks asked for while the store fails in one way.
+const ASKED: usize = 17;
+/// A store that is back is noticed within the longest pause of the breaker, 30 s.
+const RECOVERY: Duration = Duration::from_secs(45);
+/// How long the tier lets a read take.
+const READ_DEADLINE: Duration = Duration::from_secs(10);
+/// What a busy machine may add to it.
+const SLACK: Duration = Duration::from_secs(5);
 const IN_PACKS: &str = "kvstrata_object_packed_blocks_total";
 const MADE: &str = "kvstrata_object_packs_made_total";
 const NAMED: &str = "kvstrata_object_named_packs_total";
@@ -112,35 +120,66 @@ async fn a_bucket_that_fails_in_any_way_costs_hits_and_nothing_else() {
     let server = start(&home, proxy.address, test).await;
     wait_found(&server, SEALED).await;
     let mut wire = connect(&server).await;
-    let mut from = 0;
-    for (fault, per_mille, least) in FAULTS {
-        proxy.fail(fault, per_mille);
-        let hits = count_right(&mut wire, from..from + 24).await;
-        assert!(hits >= least, "{fault:?}: {hits} of 24");
+    for (first, (faults, least)) in (0..).zip(FAULTS) {
+        // Far apart in their packs, so that each is a request.
+        let blocks = || (first..SEALED).step_by(FAULTS.len()).take(ASKED);
+        let (before, began) = (proxy.requests(), Instant::now());
+        proxy.fail_mixed(faults);
+        let hits = count_right(&mut wire, blocks()).await;
+        let (took, requests) = (began.elapsed(), proxy.requests() - before);
         proxy.heal();
-        from += 24;
+        assert!(hits >= least, "{faults:?}: {hits} of {ASKED}");
+        assert!(took < READ_DEADLINE + SLACK, "{faults:?}: {took:?}");
+        assert!(requests > 1, "{faults:?}: {requests} requests");
+        // What was missed is there when the store is well again.
+        let deadline = Instant::now() + RECOVERY;
+        while count_right(&mut wire, blocks()).await < ASKED {
+            assert!(Instant::now() < deadline, "{faults:?}: it does not recover");
+            sleep(Duration::from_millis(100)).await;
+        }
     }
-    // What was missed is there when the store is well again.
-    let deadline = Instant::now() + SERVER_WAIT;
-    let mut right = 0;
-    while right < SEALED && Instant::now() < deadline {
-        right = count_right(&mut wire, 0..SEALED).await as u64;
-    }
-    assert_eq!(right, SEALED);
+    // Counted when they end, so that those which are given up count a little later.
+    let asked = server.metric("kvstrata_object_asked_requests_total").await;
+    let sent = proxy.requests() as f64;
+    assert!(sent <= 2.0 * asked, "{sent} requests for {asked}");
+    assert!(server.metric("kvstrata_object_retried_requests_total").await > 0.0);
+    let peak = server.status_bytes("VmHWM");
+    assert!(peak < 512 << 20, "{peak} bytes at the most");
+    assert_eq!(count_right(&mut wire, 0..SEALED).await as u64, SEALED);
+    assert_eq!(server.metric("kvstrata_object_breaker_open").await, 0.0);
     drop(wire);
     server.stop(&["object", "tier failed to read a block"]).await;
 }
 
-/// What happens to each request, or to so many in a thousand, and the least hits of 24 blocks.
-const FAULTS: [(Fault, u64, usize); 10] = [
-    (Fault::Status(503), 100, 12),
-    (Fault::Status(429), 50, 12),
-    (Fault::Reset, 150, 12),
-    (Fault::Cut, 1000, 0),
-    (Fault::Shorter, 1000, 0),
-    (Fault::Whole, 1000, 0),
-    (Fault::WrongBody, 1000, 0),
-    (Fault::Status(403), 1000, 0),
-    (Fault::Stalled, 1000, 0),
-    (Fault::Status(503), 1000, 0),
+/// What happens to each request, or to so many in a thousand, and the least hits of [`ASKED`] blocks.
+/// Those at once leave a request in three as it is, or late.
+const FAULTS: [(&[(Fault, u64)], usize); 14] = [
+    (
+        &[
+            (Fault::Status(503), 100),
+            (Fault::Status(429), 50),
+            (Fault::Reset, 150),
+            (Fault::SlowClose, 300),
+            (Fault::Latency, 350),
+            (Fault::Whole, 10),
+            (Fault::WrongBody, 10),
+            (Fault::Stalled, 10),
+            (Fault::Status(403), 10),
+        ],
+        4,
+    ),
+    (&[(Fault::Status(503), 100)], 12),
+    (&[(Fault::Status(429), 50)], 12),
+    (&[(Fault::Reset, 150)], 12),
+    // Eight at a time.
+    (&[(Fault::Latency, 1000)], 8),
+    (&[(Fault::SlowClose, 1000)], 0),
+    (&[(Fault::Reset, 1000)], 0),
+    (&[(Fault::Cut, 1000)], 0),
+    (&[(Fault::Shorter, 1000)], 0),
+    (&[(Fault::Whole, 1000)], 0),
+    (&[(Fault::WrongBody, 1000)], 0),
+    (&[(Fault::Status(403), 1000)], 0),
+    (&[(Fault::Stalled, 1000)], 0),
+    (&[(Fault::Status(503), 1000)], 0),
 ];

@@ -6,7 +6,7 @@ use super::Failure;
 use crate::config::{self, FileSource, Sources};
 
 /// Where settings come from, beside defaults and environment.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
     /// Configuration file (TOML).
     #[arg(long, value_name = "FILE")]

@@ -5,14 +5,17 @@ use std::{fmt, str::FromStr, time::Duration};
 use kvstrata_tiers::{
     limits::MIB,
     object::{
-        CAPACITY_PACKS_MIN, PACK_BYTES_MAX, PACK_BYTES_MIN,
+        CAPACITY_PACKS_MIN, PACK_BYTES_MAX, PACK_BYTES_MIN, Prices,
         bucket::SCHEMES,
         names::{CLUSTER_BYTES_MAX, ClusterName},
     },
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Auto, Maybe, Nvme, Period, Problem, Size};
+use super::{
+    Auto, Maybe, Nvme, Period, Problem, Size,
+    units::{from_text, to_text},
+};
 
 /// The least capacity, however small the packs.
 const CAPACITY_MIN: u64 = 64 * MIB;
@@ -50,12 +53,17 @@ pub struct Object {
     /// together with the longest lease, since whoever found it before may still read it. Default `70m`:
     /// an hour, the longest that `lease.ttl_max` may be, and some. The least is 1s.
     pub delete_grace: Period,
-    /// Which blocks are stored. Default `reused`: those that were read since they were put, because
-    /// every stored byte is paid for. `all`: all.
+    /// Which blocks are stored. Default `worthwhile`: those that were read since they were put, and
+    /// those put in chains of 65,536 tokens or more, because every stored byte is paid for. `all`: all.
     pub admission: ObjectAdmission,
     /// Bytes of a pack, 1MiB to 64MiB. Default `32MiB`: large enough that requests cost little, small
     /// enough to be made in memory.
     pub pack_bytes: Size,
+    /// What the store charges: `put` for 1000 requests that write or list, `get` for 1000 that read, and
+    /// `gib` for one GiB stored for a month. For estimates only. Default: dollars, the list prices of S3
+    /// Standard in us-east-1.
+    #[serde(serialize_with = "to_text", deserialize_with = "from_text")]
+    pub prices: Prices,
 }
 
 impl Default for Object {
@@ -69,6 +77,7 @@ impl Default for Object {
             delete_grace: Period(Duration::from_secs(70 * 60)),
             admission: ObjectAdmission::default(),
             pack_bytes: Size(32 * MIB),
+            prices: Prices::default(),
         }
     }
 }
@@ -77,9 +86,9 @@ impl Default for Object {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectAdmission {
-    /// Those that were read since they were put.
+    /// Those that were read since they were put, and those of long chains.
     #[default]
-    Reused,
+    Worthwhile,
     /// All.
     All,
 }

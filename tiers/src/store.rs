@@ -172,6 +172,9 @@ pub struct Uncopied {
     pub age: u64,
     /// Whether it has been read since it was put, as far as this process knows.
     pub reused: bool,
+    /// Whether nobody has read it and it was put in a chain of
+    /// [`LONG_CHAIN_TOKENS`](crate::limits::LONG_CHAIN_TOKENS) or more, as far as this process knows.
+    pub in_long_chain: bool,
 }
 
 /// What a colder tier tells the stack above it, and asks of it. Calls take shard locks for a moment

@@ -56,6 +56,7 @@ pub use self::{
     metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel},
     packer::ObjectAdmission,
     prices::Prices,
+    reader::RUN_BYTES_MAX,
     store::ObjectStore,
 };
 

@@ -50,9 +50,10 @@ const UPLOAD_DEADLINE: Duration = Duration::from_secs(300);
 /// Which blocks are worth storing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ObjectAdmission {
-    /// Those that were read since they were put: what was read once is read again more often than not.
+    /// Those that were read since they were put, which are read again more often than others, and those
+    /// of long chains, which cost more to compute again.
     #[default]
-    Reused,
+    Worthwhile,
     /// All of them.
     All,
 }
@@ -60,7 +61,7 @@ pub enum ObjectAdmission {
 impl ObjectAdmission {
     fn admits(self, block: Uncopied) -> bool {
         match self {
-            Self::Reused => block.reused,
+            Self::Worthwhile => block.reused || block.in_long_chain,
             Self::All => true,
         }
     }

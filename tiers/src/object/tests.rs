@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     block::Hashes,
+    limits::LONG_CHAIN_TOKENS,
     namespace::{Namespace, NamespaceTable, Secret},
     store::{BlockStore, RunId},
     testing::{FaultyObjectStore, Fixture, MemoryRuns, MemoryStore, block_bytes, hash_of, pack},
@@ -330,7 +331,7 @@ async fn a_full_map_costs_a_pack_or_two_however_often_it_says_so() {
 #[tokio::test(start_paused = true)]
 async fn only_what_was_read_is_stored_unless_all_is_asked_for() {
     let mut rig = Rig::new();
-    rig.admission = ObjectAdmission::Reused;
+    rig.admission = ObjectAdmission::Worthwhile;
     let node = rig.start();
     let run = node.seal(0..80).await;
     node.found().await;
@@ -348,6 +349,21 @@ async fn only_what_was_read_is_stored_unless_all_is_asked_for() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     assert_eq!(node.stored(40..80), [40, 41, 42]);
     assert!(node.runs.offers().contains(&run));
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_chains_are_stored_though_nobody_has_read_them() {
+    let mut rig = Rig::new();
+    rig.admission = ObjectAdmission::Worthwhile;
+    let mut node = rig.start();
+    let block_tokens = u32::try_from(LONG_CHAIN_TOKENS / 40).unwrap();
+    node.namespace = node.fixture.namespace_of("m", &[LEN], block_tokens + 1).unwrap();
+    node.found().await;
+    node.seal(0..39).await;
+    node.seal(100..140).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(node.stored(0..39).len(), 0);
+    assert_eq!(node.stored(100..140).len(), 40);
 }
 
 #[tokio::test(start_paused = true)]

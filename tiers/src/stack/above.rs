@@ -199,8 +199,11 @@ impl Above for Shared {
                 let entry = shard.entry(at)?;
                 let is_here = entry.cold(from) == Some(block.location)
                     || self.is_being_copied(shard, at, from);
-                (is_here && entry.cold(to).is_none())
-                    .then_some(Uncopied { age: entry.age, reused: entry.read })
+                (is_here && entry.cold(to).is_none()).then(|| Uncopied {
+                    age: entry.age,
+                    reused: entry.read,
+                    in_long_chain: self.contexts.is_long(entry.context),
+                })
             })
         };
         blocks.iter().map(uncopied).collect()

@@ -269,7 +269,7 @@ impl Above for Map {
 
     fn uncopied(&self, _from: Tier, _to: Tier, blocks: &[Wanted]) -> Vec<Option<Uncopied>> {
         let ages = self.ages(Tier::Nvme, blocks).into_iter();
-        ages.map(|age| Some(Uncopied { age: age?, reused: false })).collect()
+        ages.map(|age| Some(Uncopied { age: age?, reused: false, in_long_chain: false })).collect()
     }
 
     fn gone(&self, _tier: Tier, _is_gone: &mut dyn FnMut(Location) -> bool) -> u64 {
