@@ -3,6 +3,7 @@
 //! - [`conformance`]: lengths, ranges, parts, lists over many pages, and conditional writes that race.
 //! - [`faults`]: the same through a proxy that breaks requests in every way a network and a store can.
 //! - [`azure`]: the conformance on Azurite, on demand.
+//! - [`kills`]: nodes that are killed at chosen requests to the bucket, and two with one ordinal.
 //! - [`tier`]: whole nodes over it, that lose their disks, are killed, and meet a store that fails.
 //!
 //! The server is SeaweedFS from `.venv`, one for all tests of the process ([`server`]); where it is not
@@ -11,6 +12,7 @@
 mod azure;
 mod conformance;
 mod faults;
+mod kills;
 mod proxy;
 mod server;
 mod tier;

@@ -9,7 +9,7 @@ use super::{
     server::{BUCKET, S3Server},
 };
 use crate::{
-    harness::{SERVER_WAIT, Server, wait_until},
+    harness::{Builder, SERVER_WAIT, Server, wait_until},
     nvme::{Home, count_right, remove, store},
     wire::{Wire, namespace_of},
 };
@@ -25,7 +25,7 @@ const NAMED: &str = "kvstrata_object_named_packs_total";
 const FOUND: &str = "kvstrata_object_blocks";
 
 /// A node whose packs are at `path` of the bucket behind `endpoint`.
-async fn start(home: &Home, endpoint: SocketAddr, path: &str) -> Server {
+pub(super) fn node(home: &Home, endpoint: SocketAddr, path: &str) -> Builder {
     let environment = S3Server::environment(endpoint);
     let wrapper = ["env".to_owned()].into_iter().chain(environment).collect();
     home.server()
@@ -35,8 +35,10 @@ async fn start(home: &Home, endpoint: SocketAddr, path: &str) -> Server {
         .set("object.url", &format!("s3://{BUCKET}/{path}"))
         .set("object.admission", "all")
         .set("object.pack_bytes", "2MiB")
-        .start()
-        .await
+}
+
+async fn start(home: &Home, endpoint: SocketAddr, path: &str) -> Server {
+    node(home, endpoint, path).start().await
 }
 
 async fn connect(server: &Server) -> Wire {
@@ -69,7 +71,7 @@ async fn wait_found(server: &Server, blocks: u64) {
     .await;
 }
 
-fn lose_disk(home: &Home) {
+pub(super) fn lose_disk(home: &Home) {
     fs::remove_dir_all(home.tier()).unwrap();
 }
 

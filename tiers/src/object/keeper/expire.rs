@@ -51,7 +51,12 @@ impl Keeper {
             Err(error) if self.is_over(&error) => {}
             Err(error) => tracing::warn!(%error, "object garbage stays for now"),
         }
-        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { TEND_EVERY.min(grace) };
+        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { self.tend_every() };
+    }
+
+    /// How often that is.
+    pub(super) fn tend_every(&self) -> Duration {
+        TEND_EVERY.min(self.core.config.delete_grace)
     }
 
     /// Drops packs that are too old, and the coldest while there are too many.

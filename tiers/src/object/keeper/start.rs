@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Keeper, RETRY_MIN, TEND_EVERY};
+use super::{Keeper, RETRY_MIN};
 use crate::{
     key::IndexKey,
     map::Location,
@@ -52,7 +52,8 @@ impl Keeper {
                 core.epoch.hold();
                 core.filled();
                 self.retry = RETRY_MIN;
-                (self.beat_at, self.tend_at) = (Instant::now(), Instant::now() + TEND_EVERY);
+                let now = Instant::now();
+                (self.beat_at, self.tend_at) = (now, now + self.tend_every());
             }
             Err(error) => {
                 tracing::warn!(%error, "object tier does not start yet");

@@ -1,0 +1,275 @@
+//! Nodes that are killed at the requests that matter for the bucket: while a pack is uploaded, named,
+//! dropped or deleted, while blocks are removed, at a checkpoint of the log and at a start.
+//!
+//! A proxy stops at the request, before the store sees it, or behind that, or so that the store sees it
+//! only once the next process serves; then the process gets SIGKILL. After each start: no wrong byte,
+//! what was removed stays removed, what the log in the bucket names is served, what was durable and is
+//! on the disk, too. At the end every pack in the bucket has a name in the log.
+
+mod ledger;
+mod moment;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use kvstrata_tiers::{
+    object::{bucket::Bucket, names::PackId},
+    testing::Draws,
+};
+use tokio::time::{Instant, timeout};
+
+use self::{
+    ledger::{Ledger, named, owner},
+    moment::{Moment, Watch},
+};
+use super::{
+    proxy::{Proxy, Stop},
+    server::S3Server,
+    soon,
+    tier::{lose_disk, node},
+};
+use crate::{
+    harness::{SERVER_WAIT, Server, wait_until},
+    nvme::{Home, count_right, store},
+    wire::{Wire, namespace_of},
+};
+
+const BLOCK: usize = 64 << 10;
+/// The least that can be set, so that packs leave all the time.
+const CAPACITY_BYTES: u64 = 64 << 20;
+/// Kills of a short run: each kind once.
+const KILLS: usize = Moment::ALL.len();
+/// How long the traffic may take to cause the request of a kill.
+const MOMENT_WAIT: Duration = Duration::from_secs(30);
+/// Says that the packs are in the map.
+const FOUND: &str = "object packs found";
+
+/// One kill.
+#[derive(Debug, Clone, Copy)]
+struct Round {
+    moment: Moment,
+    stop: Stop,
+    /// Requests of the kind that pass before.
+    left: u64,
+    loses_disk: bool,
+}
+
+/// Kills in an order of the seed, each kind as often as the others.
+fn rounds(kills: usize, draws: &mut Draws) -> Vec<Round> {
+    let mut rounds = Vec::new();
+    let mut kinds = Vec::new();
+    while rounds.len() < kills {
+        if kinds.is_empty() {
+            kinds = Moment::ALL.to_vec();
+        }
+        let at = usize::try_from(draws.below(kinds.len() as u64)).unwrap();
+        let moment = kinds.swap_remove(at);
+        let stops = [Stop::Before, Stop::After, Stop::Late];
+        let stop = stops[(rounds.len() + usize::from(draws.chance(300))) % stops.len()];
+        let left = if moment.is_of_starts() { 0 } else { draws.below(3) };
+        let loses_disk = rounds.len() % 4 == 2;
+        rounds.push(Round { moment, stop, left, loses_disk });
+    }
+    rounds
+}
+
+/// A number from the environment.
+fn setting(name: &str, default: usize) -> usize {
+    std::env::var(name).map_or(default, |value| value.parse().unwrap())
+}
+
+/// What all nodes of a run share.
+struct Run<'a> {
+    home: Home,
+    proxy: Proxy,
+    watch: Watch,
+    bucket: &'a Bucket,
+    path: &'a str,
+    ledger: Ledger,
+    /// Kills by kind, and those that were at no chosen moment.
+    kills: BTreeMap<Moment, u64>,
+    other_kills: u64,
+    /// From the start of a process until its packs are in the map.
+    starts: Vec<Duration>,
+}
+
+impl Run<'_> {
+    /// A node that can be killed at `moment`.
+    async fn start(&mut self, moment: Option<Moment>) -> Server {
+        let large = moment.is_some_and(Moment::is_of_parts);
+        let bytes = if large { ["16MiB", "16MiB"] } else { ["1MiB", "1MiB"] };
+        node(&self.home, self.proxy.address, self.path)
+            .dram("16MiB")
+            .set("nvme.capacity", "96MiB")
+            .set("nvme.segment_bytes", bytes[0])
+            .set("object.pack_bytes", bytes[1])
+            .set("object.capacity", "64MiB")
+            .set("object.delete_grace", "1s")
+            .start()
+            .await
+    }
+
+    /// Lets a node work until it stops at the moment, and kills it there.
+    async fn kill_at(&mut self, server: Server, round: Round) {
+        let mut wire = connect(&server).await;
+        let stopped = timeout(MOMENT_WAIT, self.proxy.stopped());
+        let reached = tokio::select! {
+            reached = stopped => reached,
+            _never = self.ledger.traffic(&mut wire) => unreachable!(),
+        };
+        let log = server.kill();
+        assert!(reached.is_ok(), "no such request: {round:?}; {:?}\n{log}", self.watch.seen());
+        assert!(!log.contains("panicked"), "{log}");
+        *self.kills.entry(round.moment).or_default() += 1;
+    }
+
+    /// One kill, the start after it, and what must hold then.
+    async fn round(&mut self, server: Server, round: Round, next: Option<Moment>) -> Server {
+        if round.moment.is_of_starts() {
+            server.kill();
+            self.other_kills += 1;
+            self.watch.stop_at(round.moment, round.left, round.stop);
+            let starting = self.start(None).await;
+            self.kill_at(starting, round).await;
+        } else {
+            self.watch.stop_at(round.moment, round.left, round.stop);
+            self.kill_at(server, round).await;
+        }
+        if round.loses_disk {
+            lose_disk(&self.home);
+        }
+        self.start_and_check(next, !round.loses_disk).await
+    }
+
+    async fn start_and_check(&mut self, next: Option<Moment>, keeps_disk: bool) -> Server {
+        let nothing = async || self.proxy.under_way() == 0;
+        wait_until("the store has answered", SERVER_WAIT, nothing).await;
+        let named = named(self.bucket).await;
+        let began = Instant::now();
+        let server = self.start(next).await;
+        let found = async || server.log().contains(FOUND);
+        wait_until("the packs are found", SERVER_WAIT, found).await;
+        self.starts.push(began.elapsed());
+        // What the one before has sent arrives now.
+        self.proxy.deliver().await;
+        let mut wire = connect(&server).await;
+        self.ledger.check(&mut wire, self.bucket, (&named, keeps_disk)).await;
+        for counter in ["lost_packs", "wrong_blocks"] {
+            let series = format!("kvstrata_object_{counter}_total");
+            assert_eq!(server.metric(&series).await, 0.0, "{counter}");
+        }
+        server
+    }
+
+    /// What is in the bucket has a name in the log, and what the log keeps is bounded.
+    async fn check_bucket(&self) {
+        let list = async |prefix: String| self.bucket.list(&prefix, soon()).await.unwrap();
+        wait_until("every pack in the bucket has a name", SERVER_WAIT, async || {
+            let listed = list(owner().cluster.packs_prefix()).await;
+            let there = listed.iter().map(|object| PackId::parse(&object.name).unwrap().1);
+            let mut there: Vec<PackId> = there.collect();
+            there.sort_unstable();
+            let said = named(self.bucket).await;
+            let names: Vec<PackId> = said.packs.iter().map(|pack| pack.id).collect();
+            there == names && said.adopted == 0 && said.leftovers.is_empty()
+        })
+        .await;
+        let epochs = list(owner().epochs_prefix()).await.len();
+        assert!(epochs <= 10, "{epochs} objects of epochs");
+        let manifests = list(owner().manifests_prefix()).await.len();
+        assert!(manifests <= 400, "{manifests} objects of the log");
+    }
+
+    fn say(&self, took: Duration) {
+        let (kills, mut starts) = (self.kills.values().sum::<u64>(), self.starts.clone());
+        starts.sort_unstable();
+        let (half, last) = (starts[starts.len() / 2], starts[starts.len() - 1]);
+        println!("{kills} kills at chosen requests and {} others in {took:.1?}", self.other_kills);
+        println!("packs found after {half:.2?} (p50), {last:.2?} (max)");
+        println!("{:?}", self.ledger.checked);
+        println!("requests seen: {:?}", self.watch.seen());
+        println!("kills: {:?}", self.kills);
+    }
+}
+
+async fn connect(server: &Server) -> Wire {
+    Wire::connect(server, namespace_of("m", BLOCK)).await
+}
+
+#[tokio::test]
+async fn kills_at_every_kind_of_request_lose_nothing_that_the_log_names() {
+    let test = "kills_at_every_kind_of_request_lose_nothing_that_the_log_names";
+    let Some(s3) = S3Server::of_all_tests(test).await else { return };
+    let began = Instant::now();
+    let (kills, seed) = (setting("KVSTRATA_BUCKET_KILLS", KILLS), setting("KVSTRATA_SEED", 1));
+    let mut draws = Draws::new(seed as u64);
+    let rounds = rounds(kills, &mut draws);
+    let (proxy, bucket) = (Proxy::start(s3.s3), s3.bucket(test));
+    let mut run = Run {
+        home: Home::new(),
+        watch: Watch::on(&proxy),
+        proxy,
+        bucket: &bucket,
+        path: test,
+        ledger: Ledger::new(draws.draw()),
+        kills: BTreeMap::new(),
+        other_kills: 0,
+        starts: Vec::new(),
+    };
+    let mut server = run.start(rounds.first().map(|round| round.moment)).await;
+    for (at, round) in rounds.iter().enumerate() {
+        let next = rounds.get(at + 1).map(|round| round.moment);
+        server = run.round(server, *round, next).await;
+    }
+    // Once more from the bucket alone; what came late is found by this start at the latest.
+    server.kill();
+    lose_disk(&run.home);
+    let server = run.start_and_check(None, false).await;
+    run.check_bucket().await;
+    run.say(began.elapsed());
+    assert_eq!(run.kills.values().sum::<u64>(), kills as u64);
+    assert!(run.ledger.checked.named >= 100 * kills, "{:?}", run.ledger.checked);
+    assert!(run.ledger.checked.removed >= 10 * kills, "{:?}", run.ledger.checked);
+    server.stop(&[]).await;
+}
+
+#[tokio::test]
+async fn a_second_node_with_the_same_ordinal_is_refused_by_name_and_writes_nothing() {
+    let test = "a_second_node_with_the_same_ordinal_is_refused_by_name_and_writes_nothing";
+    let Some(s3) = S3Server::of_all_tests(test).await else { return };
+    let (home, other) = (Home::new(), Home::new());
+    let first = node(&home, s3.s3, test).start().await;
+    let found = async || first.log().contains(FOUND);
+    wait_until("the first holds the ordinal", SERVER_WAIT, found).await;
+
+    let proxy = Proxy::start(s3.s3);
+    let writes = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let seen = std::sync::Arc::clone(&writes);
+    proxy.watch(move |request| {
+        let is_write = !matches!(request.method, "GET" | "HEAD");
+        if is_write && !request.path.contains("/v1/probes/") {
+            seen.lock().push(format!("{} {}", request.method, request.path));
+        }
+        None
+    });
+    let second = node(&other, proxy.address, test).set("node.name", "node-b").start().await;
+    let refused = async || second.log().contains("ordinal 0 of the object tier is held by");
+    wait_until("the second is refused", SERVER_WAIT, refused).await;
+    assert!(second.log().contains("node-a"), "{}", second.log());
+
+    // Both serve, and the first packs.
+    for server in [&first, &second] {
+        let mut wire = connect(server).await;
+        store(&mut wire, 0..320, true).await;
+        assert_eq!(count_right(&mut wire, 0..320).await, 320);
+    }
+    wait_until("the first packs", SERVER_WAIT, async || {
+        first.metric("kvstrata_object_named_packs_total").await >= 8.0
+    })
+    .await;
+    assert_eq!(second.metric("kvstrata_object_packs_made_total").await, 0.0);
+    assert_eq!(second.metric("kvstrata_object_blocks").await, 0.0);
+    second.stop(&["object tier does not start yet"]).await;
+    assert!(proxy.requests() > 0);
+    assert_eq!(*writes.lock(), Vec::<String>::new());
+    first.stop(&[]).await;
+}

@@ -1,0 +1,162 @@
+//! Which request to the bucket a node is killed at, as the proxy before it sees requests.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use kvstrata_tiers::object::{
+    format::{Manifest, ManifestRecord},
+    names::{EpochId, ManifestId, PackId},
+};
+use parking_lot::Mutex;
+
+use crate::object::proxy::{Proxy, Request, Stop};
+
+/// A kind of request that changes the bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Moment {
+    /// A whole pack is uploaded,
+    Pack,
+    /// .. a part of a large one,
+    Part,
+    /// .. its parts become an object.
+    Completion,
+    /// The log names a pack,
+    Naming,
+    /// .. says that one is dropped,
+    Dropping,
+    /// .. that blocks are removed, which somebody waits for,
+    Removal,
+    /// .. all that counts, again: the end of a checkpoint.
+    Base,
+    /// A pack is deleted,
+    PackDeletion,
+    /// .. an object of the log that a base superseded.
+    LogDeletion,
+    /// The next epoch is opened,
+    Opening,
+    /// .. the log of an older one closed,
+    Closing,
+    /// .. its own begun.
+    Beginning,
+    /// A sign of life.
+    Beat,
+}
+
+impl Moment {
+    pub(super) const ALL: [Self; 13] = [
+        Self::Pack,
+        Self::Part,
+        Self::Completion,
+        Self::Naming,
+        Self::Dropping,
+        Self::Removal,
+        Self::Base,
+        Self::PackDeletion,
+        Self::LogDeletion,
+        Self::Opening,
+        Self::Closing,
+        Self::Beginning,
+        Self::Beat,
+    ];
+
+    /// Whether it comes with a start, and only then.
+    pub(super) fn is_of_starts(self) -> bool {
+        matches!(self, Self::Opening | Self::Closing | Self::Beginning | Self::Beat)
+    }
+
+    /// Whether only large packs have it.
+    pub(super) fn is_of_parts(self) -> bool {
+        matches!(self, Self::Part | Self::Completion)
+    }
+
+    fn of(request: Request<'_>) -> Option<Self> {
+        let below = request.path.get(request.path.find("/v1/")? + 1..)?;
+        let (name, query) = below.split_once('?').unwrap_or((below, ""));
+        let is_pack = PackId::parse(name).is_some();
+        let is_log = ManifestId::parse(name).is_some();
+        match request.method {
+            "PUT" if is_pack && query.contains("partNumber=") => Some(Self::Part),
+            "PUT" if is_pack => Some(Self::Pack),
+            "POST" if is_pack && query.contains("uploadId=") => Some(Self::Completion),
+            "DELETE" if is_pack && query.is_empty() => Some(Self::PackDeletion),
+            "PUT" if is_log => Self::of_log(request.body),
+            "DELETE" if is_log => Some(Self::LogDeletion),
+            "PUT" if EpochId::parse(name).is_some() => Some(Self::Opening),
+            "PUT" if name.ends_with("/alive") => Some(Self::Beat),
+            _ => None,
+        }
+    }
+
+    fn of_log(body: &[u8]) -> Option<Self> {
+        let manifest = Manifest::decode(body).unwrap();
+        let own = manifest.id.at.epoch;
+        let says =
+            manifest.records.iter().map(|record| match record {
+                ManifestRecord::Base { .. } => Self::Base,
+                ManifestRecord::Removed { keys, before } if keys.is_empty() => {
+                    if before.epoch > own { Self::Closing } else { Self::Beginning }
+                }
+                ManifestRecord::Pack(_) => Self::Naming,
+                ManifestRecord::Dropped(_) => Self::Dropping,
+                ManifestRecord::Removed { .. } => Self::Removal,
+            });
+        // What is rare counts.
+        let rare = [
+            Self::Base,
+            Self::Closing,
+            Self::Beginning,
+            Self::Dropping,
+            Self::Removal,
+            Self::Naming,
+        ];
+        let says: Vec<Self> = says.collect();
+        rare.into_iter().find(|moment| says.contains(moment))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    seen: BTreeMap<Moment, u64>,
+    /// Where to stop, after so many more of them.
+    target: Option<(Moment, u64, Stop)>,
+}
+
+impl Watched {
+    fn see(&mut self, request: Request<'_>) -> Option<Stop> {
+        let moment = Moment::of(request)?;
+        *self.seen.entry(moment).or_default() += 1;
+        let (target, left, stop) = self.target.as_mut()?;
+        if *target != moment {
+            return None;
+        }
+        if *left > 0 {
+            *left -= 1;
+            return None;
+        }
+        let stop = *stop;
+        self.target = None;
+        Some(stop)
+    }
+}
+
+/// Counts the requests of a proxy by moment, and stops at one that is chosen.
+#[derive(Debug, Default)]
+pub(super) struct Watch(Arc<Mutex<Watched>>);
+
+impl Watch {
+    pub(super) fn on(proxy: &Proxy) -> Self {
+        let watch = Self::default();
+        let watched = Arc::clone(&watch.0);
+        proxy.watch(move |request| watched.lock().see(request));
+        watch
+    }
+
+    /// Stops at the next request of a kind, after `left` more of them.
+    pub(super) fn stop_at(&self, moment: Moment, left: u64, stop: Stop) {
+        self.0.lock().target = Some((moment, left, stop));
+    }
+
+    /// Requests by their kind.
+    pub(super) fn seen(&self) -> BTreeMap<Moment, u64> {
+        self.0.lock().seen.clone()
+    }
+}
