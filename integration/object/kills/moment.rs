@@ -1,6 +1,9 @@
 //! Which request to the bucket a node is killed at, as the proxy before it sees requests.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use kvstrata_tiers::object::{
     format::{Manifest, ManifestRecord},
@@ -68,25 +71,28 @@ impl Moment {
         matches!(self, Self::Part | Self::Completion)
     }
 
-    fn of(request: Request<'_>) -> Option<Self> {
-        let below = request.path.get(request.path.find("/v1/")? + 1..)?;
+    /// What a request is: an object of the log may say several things.
+    fn of(request: Request<'_>) -> BTreeSet<Self> {
+        let below = request.path.find("/v1/").and_then(|at| request.path.get(at + 1..));
+        let below = below.unwrap_or_default();
         let (name, query) = below.split_once('?').unwrap_or((below, ""));
         let is_pack = PackId::parse(name).is_some();
         let is_log = ManifestId::parse(name).is_some();
-        match request.method {
-            "PUT" if is_pack && query.contains("partNumber=") => Some(Self::Part),
-            "PUT" if is_pack => Some(Self::Pack),
-            "POST" if is_pack && query.contains("uploadId=") => Some(Self::Completion),
-            "DELETE" if is_pack && query.is_empty() => Some(Self::PackDeletion),
-            "PUT" if is_log => Self::of_log(request.body),
-            "DELETE" if is_log => Some(Self::LogDeletion),
-            "PUT" if EpochId::parse(name).is_some() => Some(Self::Opening),
-            "PUT" if name.ends_with("/alive") => Some(Self::Beat),
-            _ => None,
-        }
+        let only = match request.method {
+            "PUT" if is_log => return Self::of_log(request.body),
+            "PUT" if is_pack && query.contains("partNumber=") => Self::Part,
+            "PUT" if is_pack => Self::Pack,
+            "POST" if is_pack && query.contains("uploadId=") => Self::Completion,
+            "DELETE" if is_pack && query.is_empty() => Self::PackDeletion,
+            "DELETE" if is_log => Self::LogDeletion,
+            "PUT" if EpochId::parse(name).is_some() => Self::Opening,
+            "PUT" if name.ends_with("/alive") => Self::Beat,
+            _ => return BTreeSet::new(),
+        };
+        BTreeSet::from([only])
     }
 
-    fn of_log(body: &[u8]) -> Option<Self> {
+    fn of_log(body: &[u8]) -> BTreeSet<Self> {
         let manifest = Manifest::decode(body).unwrap();
         let own = manifest.id.at.epoch;
         let says =
@@ -99,17 +105,9 @@ impl Moment {
                 ManifestRecord::Dropped(_) => Self::Dropping,
                 ManifestRecord::Removed { .. } => Self::Removal,
             });
-        // What is rare counts.
-        let rare = [
-            Self::Base,
-            Self::Closing,
-            Self::Beginning,
-            Self::Dropping,
-            Self::Removal,
-            Self::Naming,
-        ];
-        let says: Vec<Self> = says.collect();
-        rare.into_iter().find(|moment| says.contains(moment))
+        let says: BTreeSet<Self> = says.collect();
+        // A base says again what was said.
+        if says.contains(&Self::Base) { BTreeSet::from([Self::Base]) } else { says }
     }
 }
 
@@ -122,10 +120,12 @@ struct Watched {
 
 impl Watched {
     fn see(&mut self, request: Request<'_>) -> Option<Stop> {
-        let moment = Moment::of(request)?;
-        *self.seen.entry(moment).or_default() += 1;
+        let moments = Moment::of(request);
+        for moment in &moments {
+            *self.seen.entry(*moment).or_default() += 1;
+        }
         let (target, left, stop) = self.target.as_mut()?;
-        if *target != moment {
+        if !moments.contains(target) {
             return None;
         }
         if *left > 0 {
