@@ -65,6 +65,8 @@ pub(super) struct Ledger {
     draws: Draws,
     turns: u64,
     next: u64,
+    /// The first that was put since the disk was lost.
+    on_disk: u64,
     /// Acknowledged as durable, and not removed.
     stored: BTreeSet<u64>,
     /// Acknowledged as removed.
@@ -78,7 +80,12 @@ impl Ledger {
     pub(super) fn new(seed: u64) -> Self {
         let (stored, removed, unsure) = Default::default();
         let (draws, checked) = (Draws::new(seed), Checked::default());
-        Self { draws, turns: 0, next: 0, stored, removed, unsure, checked }
+        Self { draws, turns: 0, next: 0, on_disk: 0, stored, removed, unsure, checked }
+    }
+
+    /// Nothing that was put until now is on the disk any more.
+    pub(super) fn lose_disk(&mut self) {
+        self.on_disk = self.next;
     }
 
     /// Puts, gets and removes, for as long as it is polled.
@@ -132,12 +139,7 @@ impl Ledger {
     }
 
     /// Asks a node that has started for what was `named` while nobody ran.
-    pub(super) async fn check(
-        &mut self,
-        wire: &mut Wire,
-        bucket: &Bucket,
-        (named, keeps_disk): (&Rebuilt, bool),
-    ) {
+    pub(super) async fn check(&mut self, wire: &mut Wire, bucket: &Bucket, named: &Rebuilt) {
         let numbers = numbers_of(named);
         let back: Vec<_> = numbers.intersection(&self.removed).collect();
         assert!(back.is_empty(), "removed, and the log names them: {back:?}");
@@ -145,19 +147,18 @@ impl Ledger {
         assert_eq!(right, 0, "{:?} were removed", self.wrongly_there(wire).await);
         self.checked.removed += self.removed.len();
         self.check_named(wire, bucket, numbers).await;
-        if keeps_disk {
-            let kept: Vec<u64> = self.stored.iter().rev().take(KEPT).copied().collect();
-            let lost = missing(wire, kept.iter().copied()).await;
-            assert!(lost.is_empty(), "acknowledged as durable, and lost: {lost:?}");
-            self.checked.kept += kept.len();
-        }
+        let kept = self.stored.range(self.on_disk..).rev().take(KEPT).copied();
+        let kept: Vec<u64> = kept.collect();
+        let lost = missing(wire, kept.iter().copied()).await;
+        assert!(lost.is_empty(), "acknowledged as durable, and lost: {lost:?}");
+        self.checked.kept += kept.len();
     }
 
     async fn check_named(&mut self, wire: &mut Wire, bucket: &Bucket, numbers: BTreeSet<u64>) {
         let expected = numbers.iter().copied().filter(|number| !self.unsure.contains(number));
         let expected: Vec<u64> = expected.collect();
         let missing = missing(wire, expected.iter().copied()).await;
-        let now = numbers_of(&super::ledger::named(bucket).await);
+        let now = numbers_of(&self::named(bucket).await);
         let lost: Vec<_> = missing.iter().filter(|number| now.contains(number)).collect();
         assert!(lost.is_empty(), "the log names them, and they are not served: {lost:?}");
         let evicted = expected.iter().filter(|number| !now.contains(number)).count();
