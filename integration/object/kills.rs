@@ -1,6 +1,8 @@
 //! Nodes that are killed at the requests that matter for the bucket: while a pack is uploaded, named,
 //! dropped or deleted, while blocks are removed, at a checkpoint of the log and at a start.
 //!
+//! Two nodes and one ordinal: [`ordinal`].
+//!
 //! A proxy stops at the request, before the store sees it, or behind that, or so that the store sees it
 //! only once the next process serves; then the process gets SIGKILL. After each start: no wrong byte,
 //! what was removed stays removed, what the log in the bucket names is served, what was durable and is
@@ -8,6 +10,7 @@
 
 mod ledger;
 mod moment;
+mod ordinal;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -25,15 +28,13 @@ use super::{
     proxy::{Proxy, Stop},
     server::S3Server,
     soon,
-    tier::{lose_disk, node},
+    tier::{builder, connect, lose_disk},
 };
 use crate::{
     harness::{SERVER_WAIT, Server, wait_until},
-    nvme::{Home, count_right, store},
-    wire::{Wire, namespace_of},
+    nvme::Home,
 };
 
-const BLOCK: usize = 64 << 10;
 /// The least that can be set, so that packs leave all the time.
 const CAPACITY_BYTES: u64 = 64 << 20;
 /// Kills of a short run: each kind once.
@@ -99,7 +100,7 @@ impl Run<'_> {
         let large = moment.is_some_and(Moment::is_of_parts);
         // A pack of more than 16 MiB is uploaded in parts, and these blocks take half of their bytes.
         let (nvme, bytes) = if large { ("256MiB", "64MiB") } else { ("64MiB", "1MiB") };
-        node(&self.home, self.proxy.address, self.path)
+        builder(&self.home, self.proxy.address, self.path)
             .dram("16MiB")
             .set("nvme.capacity", nvme)
             .set("nvme.segment_bytes", bytes)
@@ -173,25 +174,6 @@ impl Run<'_> {
         server
     }
 
-    /// What is in the bucket has a name in the log, and what the log keeps is bounded.
-    async fn check_bucket(&self) {
-        let list = async |prefix: String| self.bucket.list(&prefix, soon()).await.unwrap();
-        wait_until("every pack in the bucket has a name", SERVER_WAIT, async || {
-            let listed = list(owner().cluster.packs_prefix()).await;
-            let there = listed.iter().map(|object| PackId::parse(&object.name).unwrap().1);
-            let mut there: Vec<PackId> = there.collect();
-            there.sort_unstable();
-            let said = named(self.bucket).await;
-            let names: Vec<PackId> = said.packs.iter().map(|pack| pack.id).collect();
-            there == names && said.adopted == 0 && said.leftovers.is_empty()
-        })
-        .await;
-        let epochs = list(owner().epochs_prefix()).await.len();
-        assert!(epochs <= 10, "{epochs} objects of epochs");
-        let manifests = list(owner().manifests_prefix()).await.len();
-        assert!(manifests <= 400, "{manifests} objects of the log");
-    }
-
     fn say(&self, took: Duration) {
         let (kills, mut starts) = (self.kills.values().sum::<u64>(), self.starts.clone());
         starts.sort_unstable();
@@ -204,8 +186,23 @@ impl Run<'_> {
     }
 }
 
-async fn connect(server: &Server) -> Wire {
-    Wire::connect(server, namespace_of("m", BLOCK)).await
+/// What is in the bucket has a name in the log, and what the log keeps is bounded.
+async fn check_bucket(bucket: &Bucket) {
+    let list = async |prefix: String| bucket.list(&prefix, soon()).await.unwrap();
+    wait_until("every pack in the bucket has a name", SERVER_WAIT, async || {
+        let listed = list(owner().cluster.packs_prefix()).await;
+        let there = listed.iter().map(|object| PackId::parse(&object.name).unwrap().1);
+        let mut there: Vec<PackId> = there.collect();
+        there.sort_unstable();
+        let said = named(bucket).await;
+        let names: Vec<PackId> = said.packs.iter().map(|pack| pack.id).collect();
+        there == names && said.adopted == 0 && said.leftovers.is_empty()
+    })
+    .await;
+    let epochs = list(owner().epochs_prefix()).await.len();
+    assert!(epochs <= 10, "{epochs} objects of epochs");
+    let manifests = list(owner().manifests_prefix()).await.len();
+    assert!(manifests <= 400, "{manifests} objects of the log");
 }
 
 #[tokio::test]
@@ -219,7 +216,7 @@ async fn kills_at_every_kind_of_request_lose_nothing_that_the_log_names() {
     let (proxy, bucket) = (Proxy::start(s3.s3), s3.bucket(test));
     let mut run = Run {
         home: Home::new(),
-        watch: Watch::on(&proxy),
+        watch: Watch::on(&proxy, owner()),
         proxy,
         bucket: &bucket,
         path: test,
@@ -239,52 +236,10 @@ async fn kills_at_every_kind_of_request_lose_nothing_that_the_log_names() {
     server.kill();
     run.lose_disk();
     let server = run.start_and_check(None).await;
-    run.check_bucket().await;
+    check_bucket(run.bucket).await;
     run.say(began.elapsed());
     assert_eq!(run.kills.values().sum::<u64>(), kills as u64);
     assert!(run.ledger.checked.named >= 100 * kills, "{:?}", run.ledger.checked);
     assert!(run.ledger.checked.removed >= 10 * kills, "{:?}", run.ledger.checked);
     server.stop(&[]).await;
-}
-
-#[tokio::test]
-async fn a_second_node_with_the_same_ordinal_is_refused_by_name_and_writes_nothing() {
-    let test = "a_second_node_with_the_same_ordinal_is_refused_by_name_and_writes_nothing";
-    let Some(s3) = S3Server::of_all_tests(test).await else { return };
-    let (home, other) = (Home::new(), Home::new());
-    let first = node(&home, s3.s3, test).start().await;
-    let found = async || first.log().contains(FOUND);
-    wait_until("the first holds the ordinal", SERVER_WAIT, found).await;
-
-    let proxy = Proxy::start(s3.s3);
-    let writes = std::sync::Arc::new(parking_lot::Mutex::new(Vec::new()));
-    let seen = std::sync::Arc::clone(&writes);
-    proxy.watch(move |request| {
-        let is_write = !matches!(request.method, "GET" | "HEAD");
-        if is_write && !request.path.contains("/v1/probes/") {
-            seen.lock().push(format!("{} {}", request.method, request.path));
-        }
-        None
-    });
-    let second = node(&other, proxy.address, test).set("node.name", "node-b").start().await;
-    let refused = async || second.log().contains("ordinal 0 of the object tier is held by");
-    wait_until("the second is refused", SERVER_WAIT, refused).await;
-    assert!(second.log().contains("node-a"), "{}", second.log());
-
-    // Both serve, and the first packs.
-    for server in [&first, &second] {
-        let mut wire = connect(server).await;
-        store(&mut wire, 0..320, true).await;
-        assert_eq!(count_right(&mut wire, 0..320).await, 320);
-    }
-    wait_until("the first packs", SERVER_WAIT, async || {
-        first.metric("kvstrata_object_named_packs_total").await >= 8.0
-    })
-    .await;
-    assert_eq!(second.metric("kvstrata_object_packs_made_total").await, 0.0);
-    assert_eq!(second.metric("kvstrata_object_blocks").await, 0.0);
-    second.stop(&["object tier does not start yet"]).await;
-    assert!(proxy.requests() > 0);
-    assert_eq!(*writes.lock(), Vec::<String>::new());
-    first.stop(&[]).await;
 }

@@ -18,14 +18,14 @@ const BLOCK: usize = 64 << 10;
 /// Blocks put: 20 MiB, in segments of 4 MiB.
 const BLOCKS: u64 = 320;
 /// Those that are in sealed segments for sure.
-const SEALED: u64 = 240;
+pub(super) const SEALED: u64 = 240;
 const IN_PACKS: &str = "kvstrata_object_packed_blocks_total";
 const MADE: &str = "kvstrata_object_packs_made_total";
 const NAMED: &str = "kvstrata_object_named_packs_total";
 const FOUND: &str = "kvstrata_object_blocks";
 
 /// A node whose packs are at `path` of the bucket behind `endpoint`.
-pub(super) fn node(home: &Home, endpoint: SocketAddr, path: &str) -> Builder {
+pub(super) fn builder(home: &Home, endpoint: SocketAddr, path: &str) -> Builder {
     let environment = S3Server::environment(endpoint);
     let wrapper = ["env".to_owned()].into_iter().chain(environment).collect();
     home.server()
@@ -38,15 +38,15 @@ pub(super) fn node(home: &Home, endpoint: SocketAddr, path: &str) -> Builder {
 }
 
 async fn start(home: &Home, endpoint: SocketAddr, path: &str) -> Server {
-    node(home, endpoint, path).start().await
+    builder(home, endpoint, path).start().await
 }
 
-async fn connect(server: &Server) -> Wire {
+pub(super) async fn connect(server: &Server) -> Wire {
     Wire::connect(server, namespace_of("m", BLOCK)).await
 }
 
 /// A node that has stored blocks, with all that is sealed of them in packs.
-async fn filled(s3: &S3Server, path: &str) -> (Home, Server, Wire) {
+pub(super) async fn filled(s3: &S3Server, path: &str) -> (Home, Server, Wire) {
     let home = Home::new();
     let server = start(&home, s3.s3, path).await;
     let mut wire = connect(&server).await;
@@ -64,7 +64,7 @@ async fn wait_packed(server: &Server, blocks: u64) {
     .await;
 }
 
-async fn wait_found(server: &Server, blocks: u64) {
+pub(super) async fn wait_found(server: &Server, blocks: u64) {
     wait_until("the packs are found", SERVER_WAIT, async || {
         server.metric(FOUND).await >= blocks as f64
     })

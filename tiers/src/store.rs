@@ -101,6 +101,8 @@ pub struct Found {
     pub checksums: Checksums,
     /// Where it is.
     pub location: Location,
+    /// Whether this is its newer place, if the map has the block on this tier already.
+    pub replaces: bool,
 }
 
 /// Names a run of a tier that [`Runs`]. Later runs have higher numbers; none is used twice.
@@ -175,8 +177,9 @@ pub struct Uncopied {
 /// What a colder tier tells the stack above it, and asks of it. Calls take shard locks for a moment
 /// and never wait; the tier holds no lock of its own meanwhile.
 pub trait Above: Debug + Send + Sync + 'static {
-    /// A block that was there before this process. If the map has the block on this tier already,
-    /// this is its newer place. False: the map has no room, the tier should forget the block.
+    /// A block that was there before this process. False: the map does not have it at this place. It
+    /// has no room, other bytes, or another place that this one does not replace: the tier should
+    /// forget the copy.
     fn found(&self, tier: Tier, block: Found) -> bool;
 
     /// The tier is about to reclaim these blocks: they are reported as removed and dropped from the

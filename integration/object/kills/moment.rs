@@ -7,7 +7,7 @@ use std::{
 
 use kvstrata_tiers::object::{
     format::{Manifest, ManifestRecord},
-    names::{EpochId, ManifestId, PackId},
+    names::{EpochId, ManifestId, Owner, PackId},
 };
 use parking_lot::Mutex;
 
@@ -71,13 +71,15 @@ impl Moment {
         matches!(self, Self::Part | Self::Completion)
     }
 
-    /// What a request is: an object of the log may say several things.
-    fn of(request: Request<'_>) -> BTreeSet<Self> {
+    /// What a request is in the name of an ordinal: an object of the log may say several things.
+    fn of(owner: &Owner, request: Request<'_>) -> BTreeSet<Self> {
         let below = request.path.find("/v1/").and_then(|at| request.path.get(at + 1..));
         let below = below.unwrap_or_default();
         let (name, query) = below.split_once('?').unwrap_or((below, ""));
-        let is_pack = PackId::parse(name).is_some();
-        let is_log = ManifestId::parse(name).is_some();
+        let is_own = |ordinal: u32| ordinal == owner.ordinal;
+        let is_pack = PackId::parse(name).is_some_and(|(_, id)| is_own(id.ordinal));
+        let is_log = ManifestId::parse(name).is_some_and(|(_, id)| is_own(id.ordinal));
+        let is_epoch = EpochId::parse(name).is_some_and(|(_, id)| is_own(id.ordinal));
         let only = match request.method {
             "PUT" if is_log => return Self::of_log(request.body),
             "PUT" if is_pack && query.contains("partNumber=") => Self::Part,
@@ -85,8 +87,8 @@ impl Moment {
             "POST" if is_pack && query.contains("uploadId=") => Self::Completion,
             "DELETE" if is_pack && query.is_empty() => Self::PackDeletion,
             "DELETE" if is_log => Self::LogDeletion,
-            "PUT" if EpochId::parse(name).is_some() => Self::Opening,
-            "PUT" if name.ends_with("/alive") => Self::Beat,
+            "PUT" if is_epoch => Self::Opening,
+            "PUT" if name == owner.alive_name() => Self::Beat,
             _ => return BTreeSet::new(),
         };
         BTreeSet::from([only])
@@ -119,8 +121,8 @@ struct Watched {
 }
 
 impl Watched {
-    fn see(&mut self, request: Request<'_>) -> Option<Stop> {
-        let moments = Moment::of(request);
+    fn see(&mut self, owner: &Owner, request: Request<'_>) -> Option<Stop> {
+        let moments = Moment::of(owner, request);
         for moment in &moments {
             *self.seen.entry(*moment).or_default() += 1;
         }
@@ -138,15 +140,15 @@ impl Watched {
     }
 }
 
-/// Counts the requests of a proxy by moment, and stops at one that is chosen.
+/// Counts the requests of a proxy in the name of one ordinal by moment, and stops at one that is chosen.
 #[derive(Debug, Default)]
 pub(super) struct Watch(Arc<Mutex<Watched>>);
 
 impl Watch {
-    pub(super) fn on(proxy: &Proxy) -> Self {
+    pub(super) fn on(proxy: &Proxy, owner: Owner) -> Self {
         let watch = Self::default();
         let watched = Arc::clone(&watch.0);
-        proxy.watch(move |request| watched.lock().see(request));
+        proxy.watch(move |request| watched.lock().see(&owner, request));
         watch
     }
 

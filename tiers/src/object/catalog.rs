@@ -1,10 +1,10 @@
-//! The packs of this node, in memory: in which object, and where in it, each block lies.
+//! The packs of this node and its wards, in memory: in which object, and where in it, each block lies.
 //!
 //! A location names a pack by a number of this process, and the block by its place in the pack's
 //! footer. Numbers are never used twice, so a location outlives nothing: what left is not found.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     num::NonZeroU64,
     sync::Arc,
 };
@@ -175,6 +175,17 @@ impl Catalog {
         killed
     }
 
+    /// Leaves of a pack only the blocks that this footer has; returns where those were that go.
+    pub(super) fn retain(&self, number: PackNumber, footer: &Footer) -> Vec<Location> {
+        let left: HashSet<u32> = footer.entries.iter().map(|entry| entry.offset).collect();
+        let state = self.0.read();
+        let slots = state.packs.get(&number).map(|pack| pack.slots.iter()).unwrap_or_default();
+        let gone = slots.enumerate().filter(|(_, slot)| !left.contains(&slot.offset));
+        let gone: Vec<_> = gone.filter_map(|(index, _)| number.location(index)).collect();
+        drop(state);
+        gone.into_iter().filter(|location| self.kill(*location)).collect()
+    }
+
     /// Takes a pack out: none of its blocks is read any more.
     pub(super) fn remove(&self, number: PackNumber) -> Option<Arc<PackInfo>> {
         let mut state = self.0.write();
@@ -191,15 +202,22 @@ impl Catalog {
         self.0.read().numbers.get(id).copied()
     }
 
-    /// All packs, the oldest first.
-    pub(super) fn packs(&self) -> Vec<Summary> {
+    /// The ordinal whose pack it is in; `None` if that is not there.
+    pub(super) fn ordinal_of(&self, location: Location) -> Option<u32> {
+        let (number, _) = PackNumber::of(location);
+        self.0.read().packs.get(&number).map(|pack| pack.info.id.ordinal)
+    }
+
+    /// All packs of an ordinal, the oldest first.
+    pub(super) fn packs_of(&self, ordinal: u32) -> Vec<Summary> {
         let state = self.0.read();
         let summary = |(number, pack): (&PackNumber, &Pack)| Summary {
             number: *number,
             info: Arc::clone(&pack.info),
             live_blocks: pack.live_blocks,
         };
-        state.packs.iter().map(summary).collect()
+        let own = state.packs.iter().filter(|(_, pack)| pack.info.id.ordinal == ordinal);
+        own.map(summary).collect()
     }
 
     pub(super) fn totals(&self) -> Totals {

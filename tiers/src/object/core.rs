@@ -1,29 +1,29 @@
 //! What the parts of the tier share, and how they are put together.
 
 use std::{
-    collections::HashSet,
     fmt,
     path::PathBuf,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::watch;
 
 use super::{
     PackMetrics,
     bucket::Bucket,
     catalog::Catalog,
-    keeper::{self, Keep, Keeper},
+    keeper::Keeper,
+    local::Local,
     names::Owner,
     packer::{ObjectAdmission, Packer},
     reader::Fetcher,
+    seats::{Seat, Seats},
     store::ObjectStore,
+    wards::Wards,
 };
 use crate::{
-    error::{Error, ErrorKind, Result},
-    key::IndexKey,
+    error::{Error, Result},
     limits::MIB,
     namespace::NamespaceTable,
     seldom::Seldom,
@@ -80,49 +80,6 @@ impl fmt::Debug for ObjectParts {
     }
 }
 
-/// Whether this node may write, and in which epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holding {
-    /// Not now: it starts, or somebody else has the ordinal.
-    No,
-    /// In this epoch.
-    Epoch,
-    /// Never again.
-    Ended,
-}
-
-/// Tells whether this node may write.
-#[derive(Debug)]
-pub(super) struct EpochGate(watch::Sender<Holding>);
-
-impl EpochGate {
-    pub(super) fn hold(&self) {
-        self.0.send_replace(Holding::Epoch);
-    }
-
-    pub(super) fn lose(&self) {
-        self.0.send_replace(Holding::No);
-    }
-
-    pub(super) fn end(&self) {
-        self.0.send_replace(Holding::Ended);
-    }
-
-    /// Waits until it may; false if it never will.
-    pub(super) async fn wait(&self) -> bool {
-        let mut holding = self.0.subscribe();
-        let held = holding.wait_for(|holding| *holding != Holding::No).await;
-        held.is_ok_and(|holding| *holding == Holding::Epoch)
-    }
-
-    /// Waits until it may not.
-    pub(super) async fn lost(&self) {
-        let mut holding = self.0.subscribe();
-        // The sender lives as long as this.
-        drop(holding.wait_for(|holding| *holding != Holding::Epoch).await);
-    }
-}
-
 /// What the parts share.
 pub(super) struct Core {
     pub(super) config: ObjectConfig,
@@ -131,14 +88,8 @@ pub(super) struct Core {
     pub(super) namespaces: Arc<NamespaceTable>,
     pub(super) metrics: PackMetrics,
     pub(super) above: OnceLock<Weak<dyn Above>>,
-    pub(super) epoch: EpochGate,
+    pub(super) seats: Seats,
     pub(super) failed_packs: Seldom,
-    /// Blocks that were removed before those in the bucket were found; none from then on.
-    pub(super) unfound: Mutex<Option<HashSet<IndexKey>>>,
-    /// The map is full: the coldest pack should go.
-    pub(super) shed: Notify,
-    /// None once closed.
-    keeper: Mutex<Option<mpsc::Sender<Keep>>>,
     filled: watch::Sender<bool>,
     clock: Clock,
 }
@@ -161,30 +112,6 @@ impl Core {
         // The sender lives as long as this.
         drop(self.filled.subscribe().wait_for(|filled| *filled).await);
     }
-
-    fn keeper(&self) -> Result<mpsc::Sender<Keep>> {
-        let closed = || Error::new(ErrorKind::Unavailable, "use the closed object tier");
-        self.keeper.lock().clone().ok_or_else(closed)
-    }
-
-    /// Hands something to the keeper.
-    pub(super) async fn keep(&self, op: Keep) -> Result<()> {
-        let ended = |_op| Error::new(ErrorKind::Unavailable, "the object tier has ended");
-        self.keeper()?.send(op).await.map_err(ended)
-    }
-
-    /// Hands something to the keeper, if it has room for it.
-    pub(super) fn try_keep(&self, op: Keep) -> Result<()> {
-        let busy = |_op| Error::new(ErrorKind::Unavailable, "the object tier is busy or has ended");
-        self.keeper()?.try_send(op).map_err(busy)
-    }
-
-    /// Hands the last operation to the keeper; later ones are refused.
-    pub(super) async fn keep_last(&self, op: Keep) -> Result<()> {
-        let keeper = self.keeper.lock().take();
-        let ended = || Error::new(ErrorKind::Unavailable, "the object tier has ended");
-        keeper.ok_or_else(ended)?.send(op).await.map_err(|_op| ended())
-    }
 }
 
 impl fmt::Debug for Core {
@@ -203,6 +130,7 @@ pub struct ObjectTasks {
     fetcher: Fetcher,
     packer: Packer,
     keeper: Keeper,
+    wards: Wards,
 }
 
 impl ObjectTasks {
@@ -211,8 +139,8 @@ impl ObjectTasks {
     /// # Cancel safety
     /// As a kill: what was uploaded and is not named yet is found by the next start.
     pub async fn run(self) {
-        let Self { fetcher, packer, keeper } = self;
-        tokio::join!(fetcher.run(), packer.run(), keeper.run());
+        let Self { fetcher, packer, keeper, wards } = self;
+        tokio::join!(fetcher.run(), packer.run(), keeper.run(), wards.run());
     }
 }
 
@@ -229,7 +157,8 @@ impl ObjectStore {
             )));
         }
         let ObjectParts { bucket, runs, namespaces, metrics, clock } = parts;
-        let (keep, queue) = mpsc::channel(keeper::QUEUE_MAX);
+        let (own, queue) = Seat::new(config.owner.clone());
+        let local = Some(Local::new(config.local.clone()));
         let core = Arc::new(Core {
             config,
             bucket: Arc::clone(&bucket),
@@ -237,11 +166,8 @@ impl ObjectStore {
             namespaces,
             metrics: metrics.clone(),
             above: OnceLock::new(),
-            epoch: EpochGate(watch::Sender::new(Holding::No)),
+            seats: Seats::new(Arc::clone(&own)),
             failed_packs: Seldom::default(),
-            unfound: Mutex::new(Some(HashSet::new())),
-            shed: Notify::new(),
-            keeper: Mutex::new(Some(keep)),
             filled: watch::Sender::new(false),
             clock,
         });
@@ -249,7 +175,8 @@ impl ObjectStore {
         let tasks = ObjectTasks {
             fetcher,
             packer: Packer::new(Arc::clone(&core), runs),
-            keeper: Keeper::new(Arc::clone(&core), queue),
+            keeper: Keeper::new(Arc::clone(&core), (own, queue), local),
+            wards: Wards::new(Arc::clone(&core)),
         };
         Ok((Arc::new(Self::new(core, reads)), tasks))
     }

@@ -1,6 +1,9 @@
 //! What the tier counts of packs and blocks; requests are in [`metrics`](super::metrics).
 
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
 
 /// The counters of packs and their blocks.
 #[derive(Debug, Clone, Default)]
@@ -35,6 +38,12 @@ pub struct PackMetrics {
     pub collected_blocks: Counter,
     /// Objects of packs deleted.
     pub deleted_packs: Counter,
+    /// Ordinals of nodes that are gone that this node has now, or is about to have.
+    pub adopted_ordinals: Gauge,
+    /// Times that it took one.
+    pub adoptions: Counter,
+    /// Times that another node took one of them.
+    pub given_back: Counter,
 }
 
 impl PackMetrics {
@@ -58,9 +67,16 @@ impl PackMetrics {
             ("dropped_packs", "Packs that left: too old, or too many", &metrics.dropped_packs),
             ("collected_blocks", "Blocks that left with their packs", &metrics.collected_blocks),
             ("deleted_packs", "Objects of packs deleted", &metrics.deleted_packs),
+            ("adoptions", "Times that packs of a node that is gone were taken", &metrics.adoptions),
+            ("given_back", "Times that another node took such packs", &metrics.given_back),
         ] {
             registry.register(name, help, counter.clone());
         }
+        registry.register(
+            "adopted_ordinals",
+            "Nodes that are gone whose packs this node has",
+            metrics.adopted_ordinals.clone(),
+        );
         metrics
     }
 }

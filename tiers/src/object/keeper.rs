@@ -1,4 +1,4 @@
-//! The one who writes for this node: holds its epoch, tells the bucket what packs there are and what
+//! The one who writes for one ordinal, this node's own or a ward's: holds its epoch, tells the bucket what packs there are and what
 //! was removed, and finds after a start what is there.
 //!
 //! ```text
@@ -9,9 +9,12 @@
 //! tend     packs that are too old or too many leave; objects that nobody needs are deleted
 //! ```
 //! A start that fails is tried again for as long as the node runs: the other tiers do not wait for it.
+//! The keeper of a ward lets go instead, and when another holds the ordinal: its packs leave the map.
 
 mod expire;
 mod start;
+mod unheld;
+mod ward;
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +23,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use self::expire::SWEEP_EVERY;
+use self::{expire::SWEEP_EVERY, unheld::Unheld};
 use super::{
     Core,
     catalog::PackNumber,
@@ -29,6 +32,7 @@ use super::{
     manifest_log::ManifestLog,
     names::PackId,
     owner::{BEAT_EVERY, OwnerError, beat},
+    seats::Seat,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -72,8 +76,10 @@ pub(super) enum Keep {
 #[derive(Debug)]
 pub(super) struct Keeper {
     core: Arc<Core>,
+    seat: Arc<Seat>,
     queue: mpsc::Receiver<Keep>,
-    local: Local,
+    /// Where a copy of the log is; not for a ward.
+    local: Option<Local>,
     log: Option<ManifestLog>,
     /// What the log is to be told, and who waits for that.
     records: Vec<ManifestRecord>,
@@ -82,6 +88,9 @@ pub(super) struct Keeper {
     unnamed: u64,
     /// Packs were on their way when the epoch ended: whoever has it now may find them.
     abandoned: bool,
+    unheld: Unheld,
+    /// Nothing is left to do: the ward is another's.
+    is_over: bool,
     start_at: Option<Instant>,
     flush_at: Option<Instant>,
     beat_at: Instant,
@@ -91,17 +100,24 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(core: Arc<Core>, queue: mpsc::Receiver<Keep>) -> Self {
+    pub(super) fn new(
+        core: Arc<Core>,
+        (seat, queue): (Arc<Seat>, mpsc::Receiver<Keep>),
+        local: Option<Local>,
+    ) -> Self {
         let now = Instant::now();
         Self {
-            local: Local::new(core.config.local.clone()),
             core,
+            seat,
             queue,
+            local,
             log: None,
             records: Vec::new(),
             waiting: Vec::new(),
             unnamed: 0,
             abandoned: false,
+            unheld: Unheld::default(),
+            is_over: false,
             start_at: Some(now),
             flush_at: None,
             beat_at: now,
@@ -111,9 +127,9 @@ impl Keeper {
         }
     }
 
-    /// Works until the store is closed.
+    /// Works until the store is closed, or the ward is another's.
     pub(super) async fn run(mut self) {
-        loop {
+        while !self.is_over {
             let due = self.due();
             tokio::select! {
                 biased;
@@ -123,11 +139,14 @@ impl Keeper {
                         break;
                     }
                 }
-                () = self.core.shed.notified() => self.shed(),
+                () = self.seat.shed.notified() => self.shed(),
                 () = sleep_until(due) => self.work().await,
             }
         }
-        self.core.epoch.end();
+        self.seat.epoch.end();
+        if self.is_over {
+            self.let_go();
+        }
     }
 
     /// When there is something to do by itself.
@@ -181,9 +200,10 @@ impl Keeper {
             }
             Keep::GiveUp(id) => self.note(ManifestRecord::Dropped(id)),
             Keep::Remove { keys, done } => self.remove(keys, done),
-            Keep::Removed { keys, done } => {
+            Keep::Removed { mut keys, done } => {
                 let may_have = self.log.as_ref().map_or(self.abandoned, ManifestLog::has_unnamed);
-                if may_have {
+                keys.retain(|key| may_have || self.unheld.may_have(key));
+                if !keys.is_empty() {
                     self.remove(keys, done);
                 } else {
                     // Whoever asked may have gone.
@@ -249,7 +269,7 @@ impl Keeper {
                     drop(done.send(Ok(())));
                 }
             }
-            Err(error) if self.is_over(&error) => {}
+            Err(error) if self.ends(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "object log cannot be written now");
                 self.flush_at = Some(self.later());
@@ -263,7 +283,7 @@ impl Keeper {
         let beaten = beat(&self.core.bucket, log.held(), self.core.now_unix_ms(), deadline).await;
         self.beat_at = Instant::now() + BEAT_EVERY;
         if let Err(error) = beaten
-            && !self.is_over(&error)
+            && !self.ends(&error)
         {
             tracing::warn!(%error, "object tier leaves no sign of life now");
             self.beat_at = self.later();
@@ -277,14 +297,21 @@ impl Keeper {
         at
     }
 
-    /// Whether an error says that another node has the ordinal now. Then nothing is written any more,
-    /// until this node gets it back; what is there is served.
-    fn is_over(&mut self, error: &OwnerError) -> bool {
+    /// Whether an error says that another node has the ordinal now. Then nothing is written any more;
+    /// what is there is served, until this node gets its own ordinal back. A ward is let go.
+    fn ends(&mut self, error: &OwnerError) -> bool {
         if !matches!(error, OwnerError::Fenced { .. }) {
             return false;
         }
-        tracing::error!(%error, "object tier is read-only");
-        self.core.epoch.lose();
+        let ordinal = self.seat.owner.ordinal;
+        self.is_over = self.is_ward();
+        if self.is_over {
+            tracing::info!(ordinal, "object packs given back: another node has them now");
+            self.core.metrics.given_back.inc();
+        } else {
+            tracing::error!(%error, "object tier is read-only");
+        }
+        self.seat.epoch.lose();
         self.abandoned |= self.log.take().is_some_and(|log| log.has_unnamed());
         self.records.clear();
         let what = "remove from the object tier: another node has its packs now";

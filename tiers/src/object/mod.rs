@@ -6,6 +6,7 @@
 //! remove   unreadable -> log -> answered
 //! expire   too old, or too many -> reported, out of the map -> log -> long after: object deleted
 //! start    take the ordinal -> log, from the local copy or the bucket -> catalog and map
+//! adopt    a node is gone -> one that is left takes its ordinal, too, and serves what is there
 //! ```
 //! Invariants
 //! - Only the holder of the newest epoch of an ordinal writes and deletes ([`owner`]).
@@ -40,7 +41,9 @@ mod reader;
 pub mod rebuild;
 #[cfg(test)]
 mod rig_tests;
+mod seats;
 mod store;
+mod wards;
 
 use self::core::Core;
 pub use self::{

@@ -87,11 +87,11 @@ impl Packer {
     pub(super) async fn run(mut self) {
         let mut next = Instant::now();
         loop {
-            if !self.core.epoch.wait().await {
+            if !self.core.seats.own().epoch.wait().await {
                 break;
             }
             tokio::select! {
-                () = self.core.epoch.lost() => {
+                () = self.core.seats.own().epoch.lost() => {
                     self.runs.hold_unoffered(false);
                     continue;
                 }
@@ -168,7 +168,7 @@ impl Packer {
     async fn pack(&mut self, blocks: Vec<RunBlock>) -> Result<Vec<RunBlock>> {
         // Before the first block is read: what is removed from then on is noted for this pack, too.
         let (done, number) = oneshot::channel();
-        self.core.keep(Keep::Number { done }).await?;
+        self.core.seats.own().keep(Keep::Number { done }).await?;
         let lost = |_dropped| Error::new(ErrorKind::Unavailable, "pack without an epoch");
         let id = number.await.map_err(lost)?;
         let mut rest = VecDeque::from(blocks);
@@ -177,7 +177,7 @@ impl Packer {
                 self.deliver(id, builder, packed).await?;
             }
             filled => {
-                self.core.keep(Keep::GiveUp(id)).await?;
+                self.core.seats.own().keep(Keep::GiveUp(id)).await?;
                 filled?;
             }
         }
@@ -223,7 +223,7 @@ impl Packer {
         let (bytes, name) = (pack.bytes(), id.name(&self.core.config.owner.cluster));
         let deadline = Instant::now() + UPLOAD_DEADLINE;
         if let Err(error) = self.core.bucket.put(&name, pack.body, deadline).await {
-            self.core.keep(Keep::GiveUp(id)).await?;
+            self.core.seats.own().keep(Keep::GiveUp(id)).await?;
             return Err(error.into());
         }
         let footer = pack.footer;
@@ -232,7 +232,7 @@ impl Packer {
         let number =
             self.core.catalog.insert(PackInfo { id, name, bytes, created_unix_ms }, &footer);
         let unwanted = self.tell(number, &footer, &blocks);
-        self.core.keep(Keep::Name { footer: Box::new(footer), unwanted }).await
+        self.core.seats.own().keep(Keep::Name { footer: Box::new(footer), unwanted }).await
     }
 
     fn count(&self, footer: &Footer) {

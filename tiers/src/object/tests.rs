@@ -1,5 +1,7 @@
 //! The whole tier over a bucket in memory: what it stores, finds again, forgets, and how little it asks.
 
+mod wards;
+
 use std::{
     path::Path,
     sync::{
@@ -36,6 +38,7 @@ struct Rig {
     admission: ObjectAdmission,
     capacity_bytes: u64,
     ttl: Option<Duration>,
+    ordinal: u32,
     holder: &'static str,
 }
 
@@ -48,6 +51,7 @@ impl Rig {
             admission: ObjectAdmission::All,
             capacity_bytes: 0,
             ttl: None,
+            ordinal: 2,
             holder: "node-0",
         }
     }
@@ -66,7 +70,7 @@ impl Rig {
             Arc::<FaultyObjectStore>::clone(&self.objects);
         let bucket = Bucket::over(objects, BucketConfig::default(), requests.clone());
         let config = ObjectConfig {
-            owner: Owner { cluster: ClusterName::new("test").unwrap(), ordinal: 2 },
+            owner: Owner { cluster: ClusterName::new("test").unwrap(), ordinal: self.ordinal },
             holder: self.holder.to_owned(),
             local: local.to_owned(),
             capacity_bytes: self.capacity_bytes,

@@ -281,7 +281,10 @@ impl Shared {
         if !is_same && entry.tiers().any(|other| other != tier) {
             return Change::None;
         }
-        let Some(place) = entry.cold_mut(tier) else { return Change::None };
+        let Some(place) = entry.cold_mut(tier).filter(|place| block.replaces || place.is_none())
+        else {
+            return Change::None;
+        };
         if place.replace(block.location).is_none() {
             shard.push(stored(at.key, tier));
             self.count_copy(tier, true);

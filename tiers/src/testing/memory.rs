@@ -246,7 +246,7 @@ impl MemoryStore {
     fn tell(&self, kept: &Kept, location: Location) -> bool {
         let Kept { namespace, hash, bytes, checksums } = kept.clone();
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let found = Found { namespace, hash, len, checksums, location };
+        let found = Found { namespace, hash, len, checksums, location, replaces: true };
         self.above().is_some_and(|above| above.found(self.tier, found))
     }
 

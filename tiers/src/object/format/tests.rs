@@ -104,6 +104,7 @@ pub(super) fn epoch() -> EpochRecord {
         cluster: cluster_name(),
         id: EpochId { ordinal: 3, epoch: 7 },
         holder: "kvstrata-3.kvstrata".into(),
+        role: Role::Own,
         opened_unix_ms: 1_700_000_000_000,
         adopted_from: Some(6),
     }
@@ -223,8 +224,10 @@ fn manifests_and_epochs_come_back() {
     assert_eq!(bytes.len() as u64, Manifest::empty_bytes(&manifest.cluster) + records);
     assert_eq!(Manifest::decode(&bytes), Ok(manifest));
     for adopted_from in [None, Some(0), Some(6)] {
-        let record = EpochRecord { adopted_from, ..epoch() };
-        assert_eq!(EpochRecord::decode(&record.encode()), Ok(record));
+        for role in [Role::Own, Role::Ward, Role::Released, Role::Empty] {
+            let record = EpochRecord { adopted_from, role, ..epoch() };
+            assert_eq!(EpochRecord::decode(&record.encode()), Ok(record));
+        }
     }
     assert_eq!(Alive::decode(&alive().encode()), Ok(alive()));
     for holder in [String::new(), "x".repeat(254)] {

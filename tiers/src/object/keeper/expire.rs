@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{Keeper, LOG_DEADLINE, TEND_EVERY};
 use crate::{
     object::{
-        catalog::{PackInfo, PackNumber},
+        catalog::{PackInfo, PackNumber, Summary},
         format::ManifestRecord,
         owner::OwnerError,
     },
@@ -48,10 +48,13 @@ impl Keeper {
                     self.sweep_at = Instant::now() + SWEEP_EVERY;
                 }
             }
-            Err(error) if self.is_over(&error) => {}
+            Err(error) if self.ends(&error) => {}
             Err(error) => tracing::warn!(%error, "object garbage stays for now"),
         }
         self.tend_at = Instant::now() + if more { TEND_AGAIN } else { self.tend_every() };
+        if self.is_ward() {
+            self.give_up_if_empty().await;
+        }
     }
 
     /// How often that is.
@@ -64,15 +67,18 @@ impl Keeper {
         let config = &self.core.config;
         let ttl_ms = config.ttl.map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
         let now = self.core.now_unix_ms();
-        let packs = self.core.catalog.packs();
+        let packs = self.packs();
+        // What a ward has may not be live only because this node has it elsewhere, too.
+        let is_own = !self.is_ward();
         let old = packs.iter().filter(|pack| {
             let age_ms = now.saturating_sub(pack.info.created_unix_ms);
-            ttl_ms.is_some_and(|ttl_ms| age_ms > ttl_ms) || pack.live_blocks == 0
+            ttl_ms.is_some_and(|ttl_ms| age_ms > ttl_ms) || (is_own && pack.live_blocks == 0)
         });
         let old = old.map(|pack| pack.number).collect();
         self.drop_packs(&old);
         let capacity = self.core.config.capacity_bytes;
-        let mut over = self.core.catalog.totals().bytes.saturating_sub(capacity);
+        let bytes: u64 = self.packs().iter().map(|pack| pack.info.bytes).sum();
+        let mut over = bytes.saturating_sub(capacity);
         if capacity == 0 || over == 0 {
             return;
         }
@@ -87,6 +93,11 @@ impl Keeper {
         self.drop_packs(&coldest);
     }
 
+    /// All packs of the ordinal.
+    pub(super) fn packs(&self) -> Vec<Summary> {
+        self.core.catalog.packs_of(self.seat.owner.ordinal)
+    }
+
     /// All packs with their bytes, the one first whose blocks were used the longest ago.
     fn by_heat(&self) -> Vec<(PackNumber, u64)> {
         let mut hottest: HashMap<PackNumber, u64> = HashMap::new();
@@ -95,7 +106,7 @@ impl Keeper {
             let known = hottest.entry(PackNumber::of(location).0).or_default();
             *known = age.max(*known);
         });
-        let mut packs: Vec<_> = self.core.catalog.packs();
+        let mut packs = self.packs();
         packs.sort_by_key(|pack| (hottest.get(&pack.number).copied().unwrap_or(0), pack.number));
         packs.into_iter().map(|pack| (pack.number, pack.info.bytes)).collect()
     }
@@ -117,19 +128,25 @@ impl Keeper {
     /// Packs leave: nobody finds their blocks any more, and the log says so. Returns those that were
     /// there.
     pub(super) fn drop_packs(&mut self, numbers: &HashSet<PackNumber>) -> Vec<Arc<PackInfo>> {
-        let dropped = numbers.iter().filter_map(|number| self.core.catalog.remove(*number));
-        let dropped: Vec<_> = dropped.collect();
-        if dropped.is_empty() {
-            return dropped;
-        }
-        if let Some(above) = self.core.above() {
-            let gone = &mut |location| numbers.contains(&PackNumber::of(location).0);
-            self.core.metrics.collected_blocks.inc_by(above.gone(Tier::Object, gone));
-        }
+        let (dropped, blocks) = self.take_out(numbers);
+        self.core.metrics.collected_blocks.inc_by(blocks);
         for info in &dropped {
             self.core.metrics.dropped_packs.inc();
             self.note(ManifestRecord::Dropped(info.id));
         }
         dropped
+    }
+
+    /// Nobody finds the blocks of these packs here any more. Returns the packs that were there, and how
+    /// many blocks.
+    pub(super) fn take_out(&self, numbers: &HashSet<PackNumber>) -> (Vec<Arc<PackInfo>>, u64) {
+        let taken = numbers.iter().filter_map(|number| self.core.catalog.remove(*number));
+        let taken: Vec<_> = taken.collect();
+        let mut blocks = 0;
+        if let Some(above) = self.core.above().filter(|_| !taken.is_empty()) {
+            let gone = &mut |location| numbers.contains(&PackNumber::of(location).0);
+            blocks = above.gone(Tier::Object, gone);
+        }
+        (taken, blocks)
     }
 }
