@@ -210,7 +210,8 @@ async fn kills_at_every_kind_of_request_lose_nothing_that_the_log_names() {
     let test = "kills_at_every_kind_of_request_lose_nothing_that_the_log_names";
     let Some(s3) = S3Server::of_all_tests(test).await else { return };
     let began = Instant::now();
-    let (kills, seed) = (setting("KVSTRATA_BUCKET_KILLS", KILLS), setting("KVSTRATA_SEED", 1));
+    let (kills, seed) =
+        (setting("KVSTRATA_BUCKET_KILLS", KILLS), setting("KVSTRATA_BUCKET_KILLS_SEED", 1));
     let mut draws = Draws::new(seed as u64);
     let rounds = rounds(kills, &mut draws);
     let (proxy, bucket) = (Proxy::start(s3.s3), s3.bucket(test));
