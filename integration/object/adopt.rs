@@ -14,10 +14,10 @@ use crate::{
     nvme::{Home, count_right},
 };
 
-const ADOPTIONS: &str = "kvstrata_object_adoptions_total";
+pub(super) const ADOPTIONS: &str = "kvstrata_object_adoptions_total";
 
 /// The command, for the nodes whose packs are at `path`.
-fn adopt(endpoint: SocketAddr, path: &str, arguments: &[&str]) -> Command {
+pub(super) fn adopt(endpoint: SocketAddr, path: &str, arguments: &[&str]) -> Command {
     let mut command = command(&tempfile::tempdir().unwrap());
     for setting in S3Server::environment(endpoint) {
         let (name, value) = setting.split_once('=').unwrap();

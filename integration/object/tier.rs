@@ -79,7 +79,7 @@ pub(super) async fn wait_found(server: &Server, blocks: u64) {
     .await;
 }
 
-fn lose_disk(home: &Home) {
+pub(super) fn lose_disk(home: &Home) {
     fs::remove_dir_all(home.tier()).unwrap();
 }
 

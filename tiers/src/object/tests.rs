@@ -42,8 +42,8 @@ struct Rig {
     admission: ObjectAdmission,
     capacity_bytes: u64,
     ttl: Option<Duration>,
-    ordinal: u32,
     delete_grace: Duration,
+    ordinal: u32,
     dram_bytes: u64,
     holder: &'static str,
 }
@@ -57,8 +57,8 @@ impl Rig {
             admission: ObjectAdmission::All,
             capacity_bytes: 0,
             ttl: None,
-            ordinal: 2,
             delete_grace: Duration::from_secs(4200),
+            ordinal: 2,
             dram_bytes: 16 << 20,
             holder: "node-0",
         }
@@ -399,6 +399,25 @@ async fn packs_leave_when_they_are_too_old_or_too_many_and_their_objects_later()
         let unused = node.metrics.deleted_packs.get() - node.metrics.dropped_packs.get();
         assert!(unused <= 2, "numbers that no pack has");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_deletes_what_was_dropped_after_one_grace_however_short_that_is() {
+    let mut rig = Rig::new();
+    (rig.ttl, rig.delete_grace) = (Some(Duration::from_secs(600)), Duration::from_secs(1));
+    let node = rig.start();
+    let run = node.seal(0..40).await;
+    node.packed(run).await;
+    rig.clock.fetch_add(601_000, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let dropped = node.metrics.dropped_packs.get();
+    assert_eq!((dropped > 0, node.metrics.deleted_packs.get()), (true, 0), "the clock stands");
+    drop(node);
+    let node = rig.start();
+    node.store.found().await;
+    rig.clock.fetch_add(1000, Ordering::Relaxed);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(node.metrics.deleted_packs.get(), dropped);
 }
 
 #[tokio::test(start_paused = true)]

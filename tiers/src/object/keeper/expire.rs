@@ -66,10 +66,15 @@ impl Keeper {
             Err(error) if self.ends(&error) => {}
             Err(error) => tracing::warn!(%error, "object garbage stays for now"),
         }
-        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { TEND_EVERY.min(grace) };
+        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { self.tend_every() };
         if self.is_ward() {
             self.give_up_if_empty().await;
         }
+    }
+
+    /// How often that is.
+    pub(super) fn tend_every(&self) -> Duration {
+        TEND_EVERY.min(self.core.config.delete_grace)
     }
 
     /// Drops packs without a live block, and has what stays of the next others packed again.

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Keeper, RETRY_MIN, TEND_EVERY};
+use super::{Keeper, RETRY_MIN};
 use crate::{
     key::IndexKey,
     map::Location,
@@ -78,7 +78,8 @@ impl Keeper {
         removal.into_iter().for_each(|removal| self.note(removal));
         self.seat.epoch.hold();
         self.retry = RETRY_MIN;
-        (self.beat_at, self.tend_at) = (Instant::now(), Instant::now() + TEND_EVERY);
+        let now = Instant::now();
+        (self.beat_at, self.tend_at) = (now, now + self.tend_every());
     }
 
     /// Serves what is there, and writes nothing.
