@@ -7,6 +7,13 @@
 //!
 //! What is lost to an LRU is what is kept free: two packs, and what is dropped within the grace time. So
 //! the smaller the bucket, in packs, the more: `KVSTRATA_SOAK_MIB` and `KVSTRATA_SOAK_SEED` make others.
+//!
+//! ```text
+//! packs of 1 MiB, ten turnovers   64 MiB   96 MiB   256 MiB
+//! hits, of all references         0.496    0.498    0.501
+//! hits of the LRU                 0.509    0.507    0.506
+//! bytes packed again, per byte    0.76     0.77     0.77
+//! ```
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
