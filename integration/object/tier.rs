@@ -9,7 +9,7 @@ use super::{
     server::{BUCKET, S3Server},
 };
 use crate::{
-    harness::{SERVER_WAIT, Server, wait_until},
+    harness::{Builder, SERVER_WAIT, Server, wait_until},
     nvme::{Home, count_right, remove, store},
     wire::{Wire, namespace_of},
 };
@@ -18,7 +18,7 @@ const BLOCK: usize = 64 << 10;
 /// Blocks put: 20 MiB, in segments of 4 MiB.
 const BLOCKS: u64 = 320;
 /// Those that are in sealed segments for sure.
-const SEALED: u64 = 240;
+pub(super) const SEALED: u64 = 240;
 /// Blocks asked for while the store fails in one way.
 const ASKED: usize = 17;
 /// A store that is back is noticed within the longest pause of the breaker, 30 s.
@@ -33,7 +33,7 @@ const NAMED: &str = "kvstrata_object_named_packs_total";
 const FOUND: &str = "kvstrata_object_blocks";
 
 /// A node whose packs are at `path` of the bucket behind `endpoint`.
-async fn start(home: &Home, endpoint: SocketAddr, path: &str) -> Server {
+pub(super) fn builder(home: &Home, endpoint: SocketAddr, path: &str) -> Builder {
     let environment = S3Server::environment(endpoint);
     let wrapper = ["env".to_owned()].into_iter().chain(environment).collect();
     home.server()
@@ -43,16 +43,18 @@ async fn start(home: &Home, endpoint: SocketAddr, path: &str) -> Server {
         .set("object.url", &format!("s3://{BUCKET}/{path}"))
         .set("object.admission", "all")
         .set("object.pack_bytes", "2MiB")
-        .start()
-        .await
 }
 
-async fn connect(server: &Server) -> Wire {
+async fn start(home: &Home, endpoint: SocketAddr, path: &str) -> Server {
+    builder(home, endpoint, path).start().await
+}
+
+pub(super) async fn connect(server: &Server) -> Wire {
     Wire::connect(server, namespace_of("m", BLOCK)).await
 }
 
 /// A node that has stored blocks, with all that is sealed of them in packs.
-async fn filled(s3: &S3Server, path: &str) -> (Home, Server, Wire) {
+pub(super) async fn filled(s3: &S3Server, path: &str) -> (Home, Server, Wire) {
     let home = Home::new();
     let server = start(&home, s3.s3, path).await;
     let mut wire = connect(&server).await;
@@ -70,7 +72,7 @@ async fn wait_packed(server: &Server, blocks: u64) {
     .await;
 }
 
-async fn wait_found(server: &Server, blocks: u64) {
+pub(super) async fn wait_found(server: &Server, blocks: u64) {
     wait_until("the packs are found", SERVER_WAIT, async || {
         server.metric(FOUND).await >= blocks as f64
     })
