@@ -65,7 +65,7 @@ pub(crate) async fn fill(bucket: &Arc<Bucket>) {
 }
 
 async fn name(log: &mut ManifestLog, footers: Vec<Footer>) {
-    let records = footers.into_iter().map(|footer| ManifestRecord::Pack(footer)).collect();
+    let records = footers.into_iter().map(ManifestRecord::Pack).collect();
     log.append(records, NOW_UNIX_MS, Instant::now() + SERVER_WAIT).await.unwrap();
 }
 

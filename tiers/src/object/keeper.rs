@@ -1,5 +1,5 @@
-//! The one who writes for one ordinal, this node's own or a ward's: holds its epoch, tells the bucket what packs there are and what
-//! was removed, and finds after a start what is there.
+//! The one who writes for one ordinal, this node's own or a ward's: holds its epoch, tells the bucket
+//! what packs there are and what was removed, and finds after a start what is there.
 //!
 //! ```text
 //! start    take the ordinal -> read its log -> packs into the catalog, blocks into the map

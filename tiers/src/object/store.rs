@@ -249,10 +249,11 @@ impl BlockStore for ObjectStore {
         let mut asks: Vec<_> = self.core.seats.all().into_iter().map(|seat| (seat, None)).collect();
         for block in blocks {
             let ordinal = self.core.catalog.ordinal_of(block.location);
-            let ask = asks.iter_mut().find(|(seat, _)| Some(seat.owner.ordinal) == ordinal);
+            let of = asks.iter().position(|(seat, _)| Some(seat.owner.ordinal) == ordinal);
             // Unreadable from now on, also while the bucket is being told.
             let killed = self.core.catalog.kill(block.location);
-            if let Some((_, keys)) = ask {
+            // The own keeper, who is first, may not have said yet that the pack is dropped.
+            if let Some((_, keys)) = asks.get_mut(of.unwrap_or(0)) {
                 // Whoever removed it before may still wait until the bucket knows.
                 keys.get_or_insert_with(Vec::new).extend(killed.then(|| IndexKey::of(block)));
             }
