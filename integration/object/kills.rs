@@ -174,15 +174,18 @@ impl Run<'_> {
         server
     }
 
-    fn say(&self, took: Duration) {
+    /// What a run was like.
+    fn figures(&self, took: Duration) -> String {
         let (kills, mut starts) = (self.kills.values().sum::<u64>(), self.starts.clone());
         starts.sort_unstable();
         let (half, last) = (starts[starts.len() / 2], starts[starts.len() - 1]);
-        println!("{kills} kills at chosen requests and {} others in {took:.1?}", self.other_kills);
-        println!("packs found after {half:.2?} (p50), {last:.2?} (max)");
-        println!("{:?}", self.ledger.checked);
-        println!("requests seen: {:?}", self.watch.seen());
-        println!("kills: {:?}", self.kills);
+        let (others, checked, seen) = (self.other_kills, &self.ledger.checked, self.watch.seen());
+        format!(
+            "{kills} kills at chosen requests and {others} others in {took:.1?}\n\
+             packs found after {half:.2?} (p50), {last:.2?} (max)\n\
+             {checked:?}\nrequests: {seen:?}\nkills: {:?}",
+            self.kills
+        )
     }
 }
 
@@ -238,7 +241,7 @@ async fn kills_at_every_kind_of_request_lose_nothing_that_the_log_names() {
     run.lose_disk();
     let server = run.start_and_check(None).await;
     check_bucket(run.bucket).await;
-    run.say(began.elapsed());
+    println!("{}", run.figures(began.elapsed()));
     assert_eq!(run.kills.values().sum::<u64>(), kills as u64);
     assert!(run.ledger.checked.named >= 100 * kills, "{:?}", run.ledger.checked);
     assert!(run.ledger.checked.removed >= 10 * kills, "{:?}", run.ledger.checked);
