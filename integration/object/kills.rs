@@ -39,8 +39,9 @@ use crate::{
 const CAPACITY_BYTES: u64 = 64 << 20;
 /// Kills of a short run: each kind once.
 const KILLS: usize = Moment::ALL.len();
-/// How long the traffic may take to cause the request of a kill.
-const MOMENT_WAIT: Duration = Duration::from_secs(30);
+/// How long the traffic may take to cause the request of a kill: a node whose bucket is far too full for
+/// it packs nothing until what it drops is deleted.
+const MOMENT_WAIT: Duration = Duration::from_secs(90);
 /// Says that the packs are in the map.
 const FOUND: &str = "object packs found";
 
@@ -98,14 +99,18 @@ impl Run<'_> {
     /// A node that can be killed at `moment`.
     async fn start(&mut self, moment: Option<Moment>) -> Server {
         let large = moment.is_some_and(Moment::is_of_parts);
-        // A pack of more than 16 MiB is uploaded in parts, and these blocks take half of their bytes.
-        let (nvme, bytes) = if large { ("256MiB", "64MiB") } else { ("64MiB", "1MiB") };
+        // A pack of more than 40 MiB is uploaded in parts, and these blocks take half of their bytes.
+        let (nvme, segment, pack, object) = if large {
+            ("512MiB", "128MiB", "64MiB", "320MiB")
+        } else {
+            ("64MiB", "1MiB", "1MiB", "64MiB")
+        };
         builder(&self.home, self.proxy.address, self.path)
             .dram("16MiB")
             .set("nvme.capacity", nvme)
-            .set("nvme.segment_bytes", bytes)
-            .set("object.pack_bytes", bytes)
-            .set("object.capacity", "64MiB")
+            .set("nvme.segment_bytes", segment)
+            .set("object.pack_bytes", pack)
+            .set("object.capacity", object)
             .set("object.delete_grace", "1s")
             .start()
             .await
