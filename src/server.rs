@@ -14,7 +14,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::FusedFuture};
-use kvstrata_proto::v1::{self as wire, block_cache_server::SERVICE_NAME};
+use kvstrata_proto::v1::block_cache_server::SERVICE_NAME;
 use kvstrata_tiers::{
     metrics::TierMetrics,
     namespace::NamespaceTable,
@@ -37,7 +37,7 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    api::{self, Calls, Framed, Leases, Node, Sessions, incoming},
+    api::{self, Calls, Framed, incoming},
     budget::{Budget, Machine},
     config::{Auto, Config, Problems},
     http, id,
@@ -45,6 +45,7 @@ use crate::{
     lease::LeaseLimits,
     limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
     metrics::{self, ServerMetrics, StoreGauges},
+    node::{Leases, Member, Members, Node, Sessions},
     nvme::{self, NvmeError, NvmeTier},
     object::{self, Below, ObjectTier},
     readiness::{Latch, Readiness},
@@ -453,15 +454,14 @@ fn node_name(config: &Config) -> String {
 }
 
 /// The cluster of this one node.
-fn members(config: &Config, name: &str, listening: SocketAddr) -> wire::MemberList {
+fn members(config: &Config, name: &str, listening: SocketAddr) -> Members {
     let endpoint = match &config.node.advertise {
         Auto::Given(endpoint) => endpoint.clone(),
         Auto::Auto if listening.ip().is_unspecified() => format!("{name}:{}", listening.port()),
         Auto::Auto => listening.to_string(),
     };
-    let member =
-        wire::Member { index: 0, name: name.to_owned(), endpoint, zone: config.node.zone.clone() };
-    wire::MemberList { epoch: 1, self_: 0, members: vec![member] }
+    let (name, zone) = (name.to_owned(), config.node.zone.clone());
+    Members { epoch: 1, this: 0, list: vec![Member { index: 0, name, endpoint, zone, bulk: None }] }
 }
 
 #[cfg(all(test, feature = "rocksdb"))]
