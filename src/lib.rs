@@ -4,8 +4,10 @@
 //! [`session`] and [`lease`] (what clients own), [`config`] and [`budget`] (what operators decide).
 //! The store is [`kvstrata_tiers`], the contract [`kvstrata_proto`]; only `api::convert` knows both.
 
+pub mod addresses;
 pub mod api;
 pub mod budget;
+mod bulk;
 pub mod cli;
 pub mod client;
 pub mod config;

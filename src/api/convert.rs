@@ -165,7 +165,7 @@ pub(super) fn answers(counts: TierCounts) -> [(Answer, u32); 5] {
 
 /// A tier on the wire.
 #[must_use]
-pub(super) fn tier(tier: Tier) -> wire::Tier {
+pub(crate) fn tier(tier: Tier) -> wire::Tier {
     match tier {
         Tier::Dram => wire::Tier::Dram,
         Tier::Nvme => wire::Tier::Nvme,
@@ -175,7 +175,7 @@ pub(super) fn tier(tier: Tier) -> wire::Tier {
 
 /// A put outcome on the wire.
 #[must_use]
-pub(super) fn put_outcome(outcome: PutLabel) -> wire::PutOutcome {
+pub(crate) fn put_outcome(outcome: PutLabel) -> wire::PutOutcome {
     match outcome {
         PutLabel::Stored => wire::PutOutcome::Stored,
         PutLabel::PartStored => wire::PutOutcome::PartStored,
@@ -190,7 +190,7 @@ pub(super) fn put_outcome(outcome: PutLabel) -> wire::PutOutcome {
 
 /// Why a block of a get has no bytes, on the wire.
 #[must_use]
-pub(super) fn miss_reason(reason: Missed) -> wire::MissReason {
+pub(crate) fn miss_reason(reason: Missed) -> wire::MissReason {
     match reason {
         Missed::Absent => wire::MissReason::Absent,
         Missed::Pending => wire::MissReason::Pending,

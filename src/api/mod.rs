@@ -7,7 +7,7 @@
 pub mod blocks;
 mod bounded;
 mod calls;
-mod convert;
+pub(crate) mod convert;
 mod framed;
 mod get;
 pub mod incoming;
@@ -16,6 +16,7 @@ mod stats;
 pub mod status;
 mod watched;
 
+pub(crate) use calls::Call;
 pub use calls::{Calls, Observed};
 pub use framed::Framed;
 use tonic::{body::Body, codegen::http, transport::Server};
@@ -57,4 +58,4 @@ fn tenant_of<T>(_request: &tonic::Request<T>) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

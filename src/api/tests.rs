@@ -37,7 +37,7 @@ use crate::{
 mod cold;
 mod durable;
 
-fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
+pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     let mut registry = Registry::default();
     let metrics = ServerMetrics::register(&mut registry);
     let namespaces = Arc::new(NamespaceTable::new(Secret::new([7; 32]), false));

@@ -8,6 +8,7 @@
 //! In a durable put the results of stored blocks wait until nvme has them, see [`super::durable`].
 
 use std::{
+    collections::HashSet,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -79,6 +80,16 @@ impl Results {
             _ => self.ranges.push((position, end, outcome)),
         }
     }
+
+    /// Adds later results.
+    pub(crate) fn append(&mut self, later: Self) {
+        for (start, end, outcome) in later.ranges {
+            match self.ranges.last_mut() {
+                Some((_, last, same)) if *last == start && *same == outcome => *last = end,
+                _ => self.ranges.push((start, end, outcome)),
+            }
+        }
+    }
 }
 
 /// A put under way.
@@ -89,6 +100,8 @@ pub(crate) struct PutFlow {
     held: Arc<Mutex<Held>>,
     /// Wanted positions that are not settled.
     missing: usize,
+    /// Positions that were settled before all their bytes had come, which nobody wants any more.
+    dropped: HashSet<u32>,
     /// Results that nobody has asked for.
     known: Results,
     /// Results that wait for nvme; none unless the put is durable.
@@ -175,6 +188,7 @@ impl PutFlow {
             metrics: node.metrics.clone(),
             held: Arc::new(Mutex::new(held)),
             missing,
+            dropped: HashSet::new(),
             known,
             durable,
             watch: None,
@@ -200,12 +214,15 @@ impl PutFlow {
     /// # Errors
     /// What the piece can be refused for; what became of those before it stays known.
     pub(crate) fn write(&mut self, piece: Piece<'_>) -> Result<()> {
+        if self.dropped.contains(&piece.position) {
+            return Ok(());
+        }
         let bytes = piece.data.len();
         let outcome = self.held.lock().claims(piece.position)?.write(piece)?;
         self.take(piece.position, Filled { bytes, outcome })
     }
 
-    /// Lets bytes be written in place, see [`PutBatch::fill`].
+    /// Lets bytes be written in place, see [`PutBatch::fill`]. With an outcome no more are wanted.
     ///
     /// # Errors
     /// As those of [`write`](Self::write).
@@ -214,6 +231,9 @@ impl PutFlow {
         span: Span,
         fill: impl FnOnce(&mut [u8]) -> usize,
     ) -> Result<Filled> {
+        if self.dropped.contains(&span.position) {
+            return Ok(Filled { bytes: 0, outcome: Some(PutOutcome::Refused) });
+        }
         let filled = self.held.lock().claims(span.position)?.fill(span, fill)?;
         self.take(span.position, filled)?;
         Ok(filled)
@@ -224,6 +244,10 @@ impl PutFlow {
         self.session.counters().put_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.metrics.record_put_bytes(bytes);
         if let Some(outcome) = filled.outcome {
+            match outcome {
+                PutOutcome::Refused | PutOutcome::Corrupt => self.dropped.insert(position),
+                PutOutcome::Stored | PutOutcome::PartStored => false,
+            };
             self.known.push(position, label(outcome));
             self.missing = self.missing.saturating_sub(1);
         }
