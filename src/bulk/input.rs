@@ -176,7 +176,7 @@ mod tests {
     async fn a_byte_a_second_is_too_slow_and_a_pause_between_frames_is_not() {
         let (mut peer, ours) = tokio::io::duplex(64);
         let mut input = Input::new(ours);
-        let writing = tokio::spawn(async move {
+        let writing = async {
             tokio::time::sleep(BULK_FRAME_DEADLINE * 10).await;
             peer.write_all(&bare(Kind::Finish, 3)).await.unwrap();
             for byte in bare(Kind::Finish, 4) {
@@ -185,14 +185,16 @@ mod tests {
                 }
                 tokio::time::sleep(Duration::from_secs(2)).await;
             }
-        });
-        let header = input.header().await.unwrap().unwrap();
-        assert_eq!((header.kind, header.request), (Kind::Finish, 3));
-        let start = Instant::now();
-        assert_eq!(input.header().await.unwrap_err().kind(), ErrorKind::Timeout);
-        assert!(start.elapsed() <= BULK_FRAME_DEADLINE + Duration::from_secs(1));
-        drop(input);
-        writing.await.unwrap();
+        };
+        let reading = async {
+            let header = input.header().await.unwrap().unwrap();
+            assert_eq!((header.kind, header.request), (Kind::Finish, 3));
+            let start = Instant::now();
+            assert_eq!(input.header().await.unwrap_err().kind(), ErrorKind::Timeout);
+            assert!(start.elapsed() <= BULK_FRAME_DEADLINE + Duration::from_secs(1));
+            drop(input);
+        };
+        tokio::join!(writing, reading);
     }
 
     #[tokio::test]

@@ -178,15 +178,17 @@ mod tests {
             }
         }
         let (mut to, mut from) = tokio::io::duplex(7);
-        let reading = tokio::spawn(async move {
+        let writing = async {
+            output.flush(&mut to).await.unwrap();
+            assert!(output.is_empty() && output.payload_bytes() == 0);
+            drop(to);
+        };
+        let reading = async {
             let mut read = Vec::new();
             from.read_to_end(&mut read).await.unwrap();
             read
-        });
-        output.flush(&mut to).await.unwrap();
-        assert!(output.is_empty() && output.payload_bytes() == 0);
-        drop(to);
-        assert_eq!(reading.await.unwrap(), expected);
+        };
+        assert_eq!(tokio::join!(writing, reading).1, expected);
     }
 
     #[tokio::test(start_paused = true)]
@@ -201,7 +203,8 @@ mod tests {
         }
         let mut output = Output::default();
         for _ in 0..2 {
-            output.push_payload(Held(payload.clone()), 0..100, |heads| heads.push(1));
+            output
+                .push_payload(Held(std::sync::Arc::clone(&payload)), 0..100, |heads| heads.push(1));
         }
         let (mut to, _from) = tokio::io::duplex(150);
         let failed = output.flush(&mut to).await.unwrap_err();

@@ -229,7 +229,7 @@ impl Peer {
                     self.from.exactly(&mut bytes).await.unwrap();
                     match blocks.last_mut() {
                         Some((position, block)) if *position == place.position => {
-                            block.extend(bytes)
+                            block.extend(bytes);
                         }
                         _ => blocks.push((place.position, bytes)),
                     }
