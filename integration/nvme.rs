@@ -24,6 +24,7 @@ mod restart;
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use kvstrata_proto::v1::{GetResponse, MissReason, PutOutcome, RemoveRequest, get_response};
@@ -43,12 +44,20 @@ const ON_NVME: &str = "kvstrata_nvme_blocks";
 /// What outlives the servers of a test: the tier's directory and the secret.
 pub(crate) struct Home {
     data: tempfile::TempDir,
-    configuration: tempfile::TempDir,
+    configuration: Arc<tempfile::TempDir>,
 }
 
 impl Home {
     pub(crate) fn new() -> Self {
-        Self { data: tempfile::tempdir().unwrap(), configuration: tempfile::tempdir().unwrap() }
+        Self {
+            data: tempfile::tempdir().unwrap(),
+            configuration: Arc::new(tempfile::tempdir().unwrap()),
+        }
+    }
+
+    /// That of another node of the same install.
+    pub(crate) fn beside(&self) -> Self {
+        Self { configuration: Arc::clone(&self.configuration), ..Self::new() }
     }
 
     /// A server on it, with 64 MiB of dram and 512 MiB of nvme in segments of 4 MiB.

@@ -3,14 +3,18 @@
 //! - [`conformance`]: lengths, ranges, parts, lists over many pages, and conditional writes that race.
 //! - [`faults`]: the same through a proxy that breaks requests in every way a network and a store can.
 //! - [`azure`]: the conformance on Azurite, on demand.
+//! - [`adopt`]: a node that is gone, and the one that serves its packs.
+//! - [`kills`]: nodes that are killed at chosen requests to the bucket, and two for one ordinal.
 //! - [`tier`]: whole nodes over it, that lose their disks, are killed, and meet a store that fails.
 //!
 //! The server is SeaweedFS from `.venv`, one for all tests of the process ([`server`]); where it is not
 //! installed the tests say that they were skipped.
 
+mod adopt;
 mod azure;
 mod conformance;
 mod faults;
+mod kills;
 mod proxy;
 mod server;
 mod tier;

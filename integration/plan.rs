@@ -212,7 +212,7 @@ fn plan_tells_what_an_object_tier_costs() {
         "--block-bytes=1MiB",
         "--tiers=dram=5%,nvme=10%,object=unlimited",
         "--object",
-        "--object-prices=get=1",
+        "--set=object.prices=get=1",
     ];
     let json = kvstrata_ok(&[&args[..], &["--json"]].concat());
     let report: Value = serde_json::from_str(&json).unwrap();
@@ -245,7 +245,7 @@ fn plan_refuses_what_it_cannot_use_and_says_why() {
         (vec!["plan", path, "--tiers", "ram=1%"], "dram=CAPACITY"),
         (vec!["plan", path, "--tiers", "dram=1%", "--object"], "add object=CAPACITY"),
         (vec!["plan", path, "--tiers", "object=9%", "--object"], "--block-bytes"),
-        (vec!["plan", path, "--tiers", "object=9%", "--object", "--object-prices", "x"], "x given"),
+        (vec!["plan", path, "--set", "object.prices=x"], "put=PRICE"),
         (vec!["plan", path, "--policies", "fifo"], "one of lru, s3fifo, arc, opt"),
         (vec!["gen-trace", "/nowhere/x", "--sessions", "0"], "sessions: 0 given, 1 to 100000"),
         (vec!["gen-trace", "/nowhere/x", "--sessions", "1"], "/nowhere/x"),

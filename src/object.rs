@@ -44,10 +44,7 @@ pub(crate) fn open(
     registry: &mut Registry,
 ) -> Result<Option<ObjectTier>, Error> {
     let settings = &config.object;
-    let Some(url) = settings.url.given() else { return Ok(None) };
-    let requests = ObjectMetrics::register(registry);
-    let bucket = BucketConfig { url: url.0.clone(), ..BucketConfig::default() };
-    let bucket = Bucket::open(bucket, requests)?;
+    let Some(bucket) = bucket(config, registry)? else { return Ok(None) };
     let ordinal = settings.ordinal_of(node);
     let config = ObjectConfig {
         owner: Owner { cluster: ClusterName::new(&settings.cluster)?, ordinal },
@@ -57,7 +54,7 @@ pub(crate) fn open(
         ttl: settings.ttl.given().map(|ttl| ttl.0),
         delete_grace: settings.delete_grace.0,
         admission: match settings.admission {
-            ObjectAdmission::Reused => object::ObjectAdmission::Reused,
+            ObjectAdmission::Worthwhile => object::ObjectAdmission::Worthwhile,
             ObjectAdmission::All => object::ObjectAdmission::All,
         },
         pack_bytes: settings.pack_bytes.0,
@@ -71,7 +68,7 @@ pub(crate) fn open(
     };
     let (store, tasks) = ObjectStore::open(config, parts)?;
     info!(
-        url = url.0,
+        url = %settings.url,
         cluster = settings.cluster,
         ordinal,
         capacity = %settings.capacity,
@@ -81,9 +78,21 @@ pub(crate) fn open(
     Ok(Some(ObjectTier { store, tasks }))
 }
 
+/// The door to the bucket; `None` if the settings name none. Nothing is sent to it yet.
+pub(crate) fn bucket(
+    config: &Config,
+    registry: &mut Registry,
+) -> Result<Option<Arc<Bucket>>, Error> {
+    let Some(url) = config.object.url.given() else { return Ok(None) };
+    let requests = ObjectMetrics::register(registry);
+    let prices = config.object.prices;
+    let bucket = BucketConfig { url: url.0.clone(), prices, ..BucketConfig::default() };
+    Ok(Some(Bucket::open(bucket, requests)?))
+}
+
 /// The wall clock, in milliseconds.
 #[expect(clippy::disallowed_methods, reason = "the one place that hands it to the tier")]
-fn now_unix_ms() -> u64 {
+pub(crate) fn now_unix_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -11,6 +11,7 @@ use kvstrata_tiers::{
         format::{Block, CodingPolicy, Footer, ManifestRecord, PackBuilder},
         manifest_log::{ManifestLog, adopt},
         names::{ClusterName, Owner, PackId},
+        owner::Claim,
     },
     testing::hash_of,
 };
@@ -47,7 +48,8 @@ pub(crate) async fn fill(bucket: &Arc<Bucket>) {
     let namespace = table.open(identity("u8", BLOCK), true).unwrap().namespace;
     let owner = Owner { cluster: ClusterName::new(CLUSTER).unwrap(), ordinal: 0 };
     let soon = || Instant::now() + SERVER_WAIT;
-    let opened = adopt(Arc::clone(bucket), (&owner, NODE), None, NOW_UNIX_MS, soon()).await;
+    let opened =
+        adopt(Arc::clone(bucket), (&owner, Claim::own(NODE)), None, NOW_UNIX_MS, soon()).await;
     let (mut log, _) = opened.unwrap();
     let ids: Vec<PackId> = (0..PACKS).map(|_| log.next_pack()).collect();
     for (group, ids) in (0_u64..).zip(ids.chunks(NAMED_TOGETHER)) {
@@ -63,7 +65,7 @@ pub(crate) async fn fill(bucket: &Arc<Bucket>) {
 }
 
 async fn name(log: &mut ManifestLog, footers: Vec<Footer>) {
-    let records = footers.into_iter().map(|footer| ManifestRecord::Pack(footer)).collect();
+    let records = footers.into_iter().map(ManifestRecord::Pack).collect();
     log.append(records, NOW_UNIX_MS, Instant::now() + SERVER_WAIT).await.unwrap();
 }
 

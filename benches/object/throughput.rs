@@ -63,7 +63,7 @@ impl Load {
     }
 }
 
-/// What one way took: seconds to write and to read, requests of each, and bytes stored per byte.
+/// What one way took: seconds to write and to read, and requests of each.
 #[derive(Debug, Clone, Copy)]
 struct Taken {
     put: f64,
@@ -73,7 +73,7 @@ struct Taken {
 }
 
 pub(crate) async fn against_plain_calls(server: &S3Server) {
-    let mib = BLOCKS * BLOCK >> 20;
+    let mib = (BLOCKS * BLOCK) >> 20;
     println!(
         "{BLOCKS} blocks of 2 MiB, packs of 32 MiB, medians of {ROUNDS} rounds of {mib} MiB;\n\
          MB/s of the blocks' bytes (of an object for each block), requests for a GiB"

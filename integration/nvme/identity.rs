@@ -84,7 +84,7 @@ async fn a_path_that_cannot_be_written_is_refused_by_its_name() {
 async fn blocks_of_another_secret_are_dropped_and_counted() {
     let home = Home::new();
     fill(&home, 50).await;
-    let other = Home { data: home.data, configuration: tempfile::tempdir().unwrap() };
+    let other = Home { data: home.data, ..Home::new() };
     let server = other.server().start().await;
     assert_eq!((count(&server, 50).await, server.metric(ON_NVME).await), (0, 0.0));
     assert_eq!(server.metric("kvstrata_nvme_stale_entries_total").await, 50.0);

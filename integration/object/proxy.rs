@@ -1,8 +1,9 @@
 //! An HTTP proxy before a store that breaks requests: some of them or all, in one of many ways, until it
-//! is healed. One request to a connection, so that a break is the break of one request.
+//! is healed. One request to a connection, so that a break is the break of one request. It also stops at
+//! a request that is chosen by what it says, so that whoever sent it can be killed there.
 
 use std::{
-    io,
+    fmt, io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -17,6 +18,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     runtime::Runtime,
+    sync::Notify,
 };
 
 /// How long [`Fault::SlowClose`] waits.
@@ -51,8 +53,8 @@ pub(super) enum Fault {
 
 #[derive(Debug)]
 struct Plan {
-    fault: Option<Fault>,
-    per_mille: u64,
+    /// Each with how many of a thousand requests suffer it; together at most a thousand.
+    faults: Vec<(Fault, u64)>,
     /// Requests that pass before the fault begins..
     skip: u64,
     /// ..and requests that it may hit.
@@ -60,11 +62,43 @@ struct Plan {
     draws: Draws,
 }
 
-#[derive(Debug)]
+/// A request, as it is read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Request<'a> {
+    pub(super) method: &'a str,
+    /// The path with its query.
+    pub(super) path: &'a str,
+    pub(super) body: &'a [u8],
+}
+
+/// Where a request stops. Its sender hears nothing more in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// The store never sees it.
+    Before,
+    /// The store has done it.
+    After,
+    /// The store sees it when it is [delivered](Proxy::deliver).
+    Late,
+}
+
+/// Sees every request, and says at which to stop.
+type Watcher = Box<dyn FnMut(Request<'_>) -> Option<Stop> + Send>;
+
 struct State {
     upstream: SocketAddr,
     plan: Mutex<Plan>,
     requests: AtomicU64,
+    watcher: Mutex<Option<Watcher>>,
+    stopped: Notify,
+    late: Mutex<Vec<Vec<u8>>>,
+    under_way: AtomicU64,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("upstream", &self.upstream).finish_non_exhaustive()
+    }
 }
 
 /// A running proxy.
@@ -99,9 +133,16 @@ impl Proxy {
         drop(entered);
         let address = listener.local_addr().unwrap();
         let draws = Draws::new(1);
-        let plan = Plan { fault: None, per_mille: 0, skip: 0, times: u64::MAX, draws };
-        let state = State { upstream, plan: Mutex::new(plan), requests: AtomicU64::new(0) };
-        let state = Arc::new(state);
+        let plan = Plan { faults: Vec::new(), skip: 0, times: u64::MAX, draws };
+        let state = Arc::new(State {
+            upstream,
+            plan: Mutex::new(plan),
+            requests: AtomicU64::new(0),
+            watcher: Mutex::new(None),
+            stopped: Notify::new(),
+            late: Mutex::default(),
+            under_way: AtomicU64::new(0),
+        });
         let (shared, handle) = (Arc::clone(&state), runtime.handle().clone());
         let _detached = runtime.spawn(async move {
             loop {
@@ -118,8 +159,13 @@ impl Proxy {
 
     /// From now on so many of a thousand requests suffer this.
     pub(super) fn fail(&self, fault: Fault, per_mille: u64) {
+        self.fail_mixed(&[(fault, per_mille)]);
+    }
+
+    /// The same with several faults, of which a request suffers one.
+    pub(super) fn fail_mixed(&self, faults: &[(Fault, u64)]) {
         let mut plan = self.state.plan.lock();
-        (plan.fault, plan.per_mille) = (Some(fault), per_mille);
+        plan.faults = faults.to_vec();
         (plan.skip, plan.times) = (0, u64::MAX);
     }
 
@@ -132,7 +178,30 @@ impl Proxy {
 
     /// From now on all is well.
     pub(super) fn heal(&self) {
-        self.state.plan.lock().fault = None;
+        self.state.plan.lock().faults.clear();
+    }
+
+    /// From now on this sees every request, and says at which to stop.
+    pub(super) fn watch(&self, watcher: impl FnMut(Request<'_>) -> Option<Stop> + Send + 'static) {
+        *self.state.watcher.lock() = Some(Box::new(watcher));
+    }
+
+    /// Waits until a request has stopped, once for each.
+    pub(super) async fn stopped(&self) {
+        self.state.stopped.notified().await;
+    }
+
+    /// Sends the store what stopped as late.
+    pub(super) async fn deliver(&self) {
+        let late = std::mem::take(&mut *self.state.late.lock());
+        for request in late {
+            self.state.forward(&request).await.unwrap();
+        }
+    }
+
+    /// Requests that the store was sent and has not answered.
+    pub(super) fn under_way(&self) -> u64 {
+        self.state.under_way.load(Ordering::Relaxed)
     }
 
     /// Requests that arrived.
@@ -143,14 +212,19 @@ impl Proxy {
 
 impl Plan {
     fn draw(&mut self) -> Option<Fault> {
-        let fault = self.fault?;
         if self.skip > 0 {
             self.skip -= 1;
             return None;
         }
-        let hit = self.times > 0 && self.draws.chance(self.per_mille);
-        self.times -= u64::from(hit);
-        hit.then_some(fault)
+        let drawn = self.draws.below(1000);
+        let mut below = 0;
+        let fault = self.faults.iter().find(|(_, per_mille)| {
+            below += per_mille;
+            drawn < below
+        });
+        let hit = fault.map(|(fault, _)| *fault).filter(|_| self.times > 0);
+        self.times -= u64::from(hit.is_some());
+        hit
     }
 }
 
@@ -158,6 +232,10 @@ impl State {
     async fn serve(&self, mut client: TcpStream) -> io::Result<()> {
         let request = read_request(&mut client).await?;
         self.requests.fetch_add(1, Ordering::Relaxed);
+        let stop = self.watcher.lock().as_mut().and_then(|watcher| watcher(parsed(&request)?));
+        if let Some(stop) = stop {
+            return self.stop(stop, request, client).await;
+        }
         let fault = self.plan.lock().draw();
         match fault {
             Some(Fault::Status(status)) => {
@@ -181,8 +259,26 @@ impl State {
         }
     }
 
+    /// Lets the sender wait until it is gone.
+    async fn stop(&self, stop: Stop, request: Vec<u8>, mut client: TcpStream) -> io::Result<()> {
+        match stop {
+            Stop::Before => {}
+            Stop::After => drop(self.forward(&request).await?),
+            Stop::Late => self.late.lock().push(request),
+        }
+        self.stopped.notify_one();
+        client.read_u8().await.map(drop)
+    }
+
     /// Asks the store; returns all that it sent.
     async fn forward(&self, request: &[u8]) -> io::Result<Vec<u8>> {
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+        let answer = self.ask(request).await;
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        answer
+    }
+
+    async fn ask(&self, request: &[u8]) -> io::Result<Vec<u8>> {
         let mut upstream = TcpStream::connect(self.upstream).await?;
         upstream.write_all(request).await?;
         let mut answer = Vec::new();
@@ -207,6 +303,15 @@ async fn read_request(client: &mut TcpStream) -> io::Result<Vec<u8>> {
     request.extend_from_slice(b"\r\nConnection: close\r\n\r\n");
     request.extend_from_slice(&body);
     Ok(request)
+}
+
+/// What a whole request says.
+fn parsed(request: &[u8]) -> Option<Request<'_>> {
+    let end = request.windows(4).position(|four| four == b"\r\n\r\n")?;
+    let line = std::str::from_utf8(&request[..end]).ok()?.lines().next()?;
+    let (method, rest) = line.split_once(' ')?;
+    let (path, _version) = rest.split_once(' ')?;
+    Some(Request { method, path, body: &request[end + 4..] })
 }
 
 /// A header that is a number.

@@ -77,6 +77,8 @@ impl S3Server {
         BucketConfig {
             url: format!("s3://{BUCKET}/{path}"),
             options: options.map(|(name, value)| (name.to_owned(), value)).into(),
+            // So that what tests write comes in parts, too.
+            multipart_above_bytes: 16 << 20,
             ..BucketConfig::default()
         }
     }

@@ -36,7 +36,7 @@ const ONLY: &[Only] = &[
     },
     Only {
         names: &["object_store"],
-        rooms: &["tiers/src/object", "tiers/src/testing"],
+        rooms: &["tiers/src/object", "tiers/src/testing", "benches/object"],
         instead: "object stores are reached through the object tier",
     },
     Only {

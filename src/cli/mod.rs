@@ -1,5 +1,6 @@
 //! The command line: what each command is for, and how a failure ends the process.
 
+pub mod adopt;
 pub mod gen_trace;
 pub mod get;
 pub mod lookup;
@@ -8,6 +9,7 @@ mod progress;
 pub mod put;
 pub mod replay;
 pub mod serve;
+pub mod settings;
 pub mod stats;
 mod stdout;
 pub mod target;
@@ -55,6 +57,8 @@ pub enum Command {
     Plan(plan::Args),
     /// Check an nvme tier's directory, offline.
     Verify(verify::Args),
+    /// Give the packs of a node that is gone to the nodes that are left.
+    Adopt(adopt::Args),
     /// Write a trace like those of coding agents.
     GenTrace(gen_trace::Args),
 }
@@ -106,8 +110,9 @@ pub async fn run() -> ExitCode {
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
-        Command::Plan(args) => plan::run(&args).map_err(Failure::from),
+        Command::Plan(args) => plan::run(&args),
         Command::Verify(args) => verify::run(args).await.map_err(Failure::from),
+        Command::Adopt(args) => adopt::run(args).await,
         Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::from),
     };
     match result {

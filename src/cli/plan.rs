@@ -8,15 +8,13 @@ use std::{path::PathBuf, time::Duration};
 
 use bytesize::ByteSize;
 use indicatif::{ProgressBar, ProgressStyle};
-use kvstrata_tiers::{
-    error::{Error, ErrorKind, Result},
-    object::Prices,
-};
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
 
 pub use self::capacity::{Capacity, TierCapacity};
 use self::report::{Report, Row, TierRow};
-use super::stdout;
+use super::{Failure, settings::Settings, stdout};
 use crate::{
+    config,
     sim::{self, Opt, Policy, TiersOutcome, simulate_tiers, sweep},
     trace::{
         ReadOptions, TimeUnit, Trace,
@@ -39,6 +37,9 @@ Examples:
   What would an object tier cost in a month?
     kvstrata plan trace.jsonl.zst --model llama-3-70b --object \\
         --tiers dram=64GiB,nvme=1TiB,object=unlimited
+  And on a store that charges something else?
+    kvstrata plan trace.jsonl.zst --model llama-3-70b --object \\
+        --tiers object=unlimited --set object.prices=put=0.004,get=0.0003,gib=0.02
   What would each tier serve, as a chart:
     kvstrata plan trace.jsonl.zst --tiers dram=1%,nvme=10%,object=unlimited --svg charts/
 
@@ -72,10 +73,9 @@ pub struct Args {
     #[arg(long, requires = "tiers")]
     pub object: bool,
 
-    /// Prices of the object store: of 1000 writing and of 1000 reading requests, and of a GiB for a
-    /// month
-    #[arg(long, requires = "object", default_value_t, value_name = "put=P,get=P,gib=P")]
-    pub object_prices: Prices,
+    /// What a node would be started with: `object.pack_bytes` and `object.prices` count here
+    #[command(flatten)]
+    pub settings: Settings,
 
     /// Express blocks in GiB of this model's KV, for example llama-3-8b or deepseek-v3
     #[arg(long, conflicts_with = "block_bytes")]
@@ -114,20 +114,21 @@ pub struct Args {
 /// Simulates and prints; writes the charts that were asked for.
 ///
 /// # Errors
-/// `Invalid` if the trace or an argument cannot be used or a chart cannot be written.
+/// If the trace, an argument or a setting cannot be used, or a chart cannot be written.
 ///
 /// # Blocking
 /// Computes on all cores: seconds to minutes.
-pub fn run(args: &Args) -> Result<()> {
-    let report = report(args)?;
+pub fn run(args: &Args) -> Result<(), Failure> {
+    let config = config::load(&args.settings.sources()?)?;
+    let report = report(args, &config.object)?;
     if let Some(path) = &args.svg {
         chart::write(&report, path)?;
     }
-    stdout::print(&if args.json { report.json()? } else { report.text() })
+    Ok(stdout::print(&if args.json { report.json()? } else { report.text() })?)
 }
 
 /// Reads the trace and runs all simulations.
-fn report(args: &Args) -> Result<Report> {
+fn report(args: &Args, settings: &config::Object) -> Result<Report> {
     let spinner = ProgressBar::new_spinner().with_message("reading the trace");
     spinner.enable_steady_tick(Duration::from_millis(100));
     let options = ReadOptions {
@@ -140,7 +141,7 @@ fn report(args: &Args) -> Result<Report> {
     let block_bytes = block_bytes(args, &trace);
     let hierarchy = Hierarchy::simulate(&args.tiers, &trace, block_bytes)?;
     let object = match args.object {
-        true => Some(object::bill(args, &trace, &hierarchy, block_bytes)?),
+        true => Some(object::bill((args, settings), &trace, &hierarchy, block_bytes)?),
         false => None,
     };
     Ok(Report {

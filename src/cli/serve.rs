@@ -1,10 +1,8 @@
 //! `kvstrata serve`: configuration, logging, server, signals.
 
 use std::{
-    env, fs,
     io::{self, Write},
     net::SocketAddr,
-    path::PathBuf,
     time::Duration,
 };
 
@@ -12,11 +10,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use super::Failure;
+use super::{Failure, settings::Settings};
 use crate::{
     addresses::Addresses,
     budget::{Budget, Machine},
-    config::{self, Config, FileSource, Problems, Sources},
+    config::{self, Config, Problems, Sources},
     limits::{
         BULK_CONNECTIONS_MAX, CONNECTIONS_MAX, FILES_BESIDES_CONNECTIONS, HTTP_CONNECTIONS_MAX,
     },
@@ -43,12 +41,8 @@ Every key is in docs/configuration.md. Sources, weakest first: defaults, file, e
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Configuration file (TOML).
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Sets any key, for example `lease.ttl_default=10s`; may be repeated.
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    settings: Settings,
     /// Short for `--set server.grpc_listen=`.
     #[arg(long, value_name = "ADDRESS")]
     grpc_listen: Option<SocketAddr>,
@@ -115,28 +109,14 @@ fn print(addresses: Addresses) -> io::Result<()> {
 }
 
 fn sources(args: &Args) -> Result<Sources, Failure> {
-    let file = match &args.config {
-        None => None,
-        Some(path) => {
-            let text = fs::read_to_string(path)
-                .map_err(|why| Failure::Usage(format!("--config: {}: {why}", path.display())))?;
-            Some(FileSource { path: path.clone(), text })
-        }
-    };
-    let mut flags = Vec::new();
-    for setting in &args.set {
-        let Some((key, value)) = setting.split_once('=') else {
-            return Err(Failure::Usage(format!("--set: {setting:?} given, KEY=VALUE required")));
-        };
-        flags.push((key.to_owned(), value.to_owned()));
-    }
+    let mut sources = args.settings.sources()?;
     let mut short = |key: &str, value: Option<String>| {
-        flags.extend(value.map(|value| (key.to_owned(), value)));
+        sources.flags.extend(value.map(|value| (key.to_owned(), value)));
     };
     short("server.grpc_listen", args.grpc_listen.map(|address| address.to_string()));
     short("server.http_listen", args.http_listen.map(|address| address.to_string()));
     short("dram.capacity", args.dram.clone());
-    Ok(Sources { file, env: config::env_sources(env::vars_os()), flags })
+    Ok(sources)
 }
 
 /// Asks for as many open files as there may be connections. A shell allows 1024 by default, and a

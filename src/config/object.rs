@@ -5,16 +5,19 @@ use std::{fmt, str::FromStr, time::Duration};
 use kvstrata_tiers::{
     limits::MIB,
     object::{
-        PACK_BYTES_MAX, PACK_BYTES_MIN,
+        CAPACITY_PACKS_MIN, PACK_BYTES_MAX, PACK_BYTES_MIN, Prices,
         bucket::SCHEMES,
         names::{CLUSTER_BYTES_MAX, ClusterName},
     },
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Auto, Maybe, Nvme, Period, Problem, Size};
+use super::{
+    Auto, Maybe, Nvme, Period, Problem, Size,
+    units::{from_text, to_text},
+};
 
-/// The least capacity: a few packs.
+/// The least capacity, however small the packs.
 const CAPACITY_MIN: u64 = 64 * MIB;
 /// The shortest life of a pack: nothing shorter is worth a request.
 const TTL_MIN: Duration = Duration::from_secs(60);
@@ -38,22 +41,29 @@ pub struct Object {
     /// Number of this node in the cluster; packs belong to it. Default `auto`: the number at the end
     /// of `node.name`, as a StatefulSet gives it, else 0. 0 to 99999.
     pub ordinal: Auto<u32>,
-    /// Bytes of this node's packs in the bucket; the coldest leave. Default `none`: no limit but
-    /// `object.ttl`. The least is 64MiB.
+    /// Bytes of this node's packs in the bucket, those included that have left and wait for
+    /// `object.delete_grace`; what is coldest leaves. Two packs are kept free, and as much as is dropped
+    /// within the grace time. Default `none`: no limit but `object.ttl`. The least is 64MiB, and 5 packs.
     pub capacity: Maybe<Size>,
-    /// How long a pack stays after it was made. Default `7d`: a week of sessions. `none`: no limit. The
+    /// How long a pack stays after it was made; blocks of it that were used since go into a new one.
+    /// Default `7d`: a week of sessions. `none`: no limit. The
     /// least is 1m.
     pub ttl: Maybe<Period>,
     /// How long the object of a pack stays after the pack has left: longer than the deadline of a read
     /// together with the longest lease, since whoever found it before may still read it. Default `70m`:
     /// an hour, the longest that `lease.ttl_max` may be, and some. The least is 1s.
     pub delete_grace: Period,
-    /// Which blocks are stored. Default `reused`: those that were read since they were put, because
-    /// every stored byte is paid for. `all`: all.
+    /// Which blocks are stored. Default `worthwhile`: those that were read since they were put, and
+    /// those put in chains of 65,536 tokens or more, because every stored byte is paid for. `all`: all.
     pub admission: ObjectAdmission,
     /// Bytes of a pack, 1MiB to 64MiB. Default `32MiB`: large enough that requests cost little, small
     /// enough to be made in memory.
     pub pack_bytes: Size,
+    /// What the store charges: `put` for 1000 requests that write or list, `get` for 1000 that read, and
+    /// `gib` for one GiB stored for a month. For estimates only. Default: dollars, the list prices of S3
+    /// Standard in us-east-1.
+    #[serde(serialize_with = "to_text", deserialize_with = "from_text")]
+    pub prices: Prices,
 }
 
 impl Default for Object {
@@ -67,6 +77,7 @@ impl Default for Object {
             delete_grace: Period(Duration::from_secs(70 * 60)),
             admission: ObjectAdmission::default(),
             pack_bytes: Size(32 * MIB),
+            prices: Prices::default(),
         }
     }
 }
@@ -75,9 +86,9 @@ impl Default for Object {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ObjectAdmission {
-    /// Those that were read since they were put.
+    /// Those that were read since they were put, and those of long chains.
     #[default]
-    Reused,
+    Worthwhile,
     /// All.
     All,
 }
@@ -143,9 +154,10 @@ impl Object {
         if let Some(ordinal) = self.ordinal.given().filter(|ordinal| **ordinal > ORDINAL_MAX) {
             problem("object.ordinal", ordinal, format!("auto, or 0 to {ORDINAL_MAX}"));
         }
-        if let Some(bytes) = self.capacity.given().filter(|bytes| bytes.0 < CAPACITY_MIN) {
-            let allowed = format!("none, or at least {}", Size(CAPACITY_MIN));
-            problem("object.capacity", bytes, allowed);
+        let packs = self.pack_bytes.0.min(PACK_BYTES_MAX) * CAPACITY_PACKS_MIN;
+        let least = Size(packs.max(CAPACITY_MIN));
+        if let Some(bytes) = self.capacity.given().filter(|bytes| **bytes < least) {
+            problem("object.capacity", bytes, format!("none, or at least {least}"));
         }
         if let Some(ttl) = self.ttl.given().filter(|ttl| ttl.0 < TTL_MIN) {
             problem("object.ttl", ttl, format!("none, or at least {}", Period(TTL_MIN)));
@@ -197,6 +209,14 @@ mod tests {
         let expected = ["ordinal", "capacity", "ttl", "delete_grace", "pack_bytes"]
             .map(|key| format!("object.{key}"));
         assert_eq!(keys(&wrong, "/data"), expected);
+        let of_packs = |capacity: &str, mib| Object {
+            capacity: capacity.parse().unwrap(),
+            pack_bytes: Size(mib * MIB),
+            ..given()
+        };
+        assert_eq!(keys(&of_packs("159MiB", 32), "/data"), ["object.capacity"]);
+        assert!(keys(&of_packs("160MiB", 32), "/data").is_empty());
+        assert!(keys(&of_packs("64MiB", 1), "/data").is_empty());
     }
 
     #[test]

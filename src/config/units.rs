@@ -221,7 +221,14 @@ impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Maybe<T> {
     }
 }
 
-fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+pub(super) fn to_text<T: fmt::Display, S: Serializer>(
+    value: &T,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+pub(super) fn from_text<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: FromStr<Err: fmt::Display>,
     D: Deserializer<'de>,

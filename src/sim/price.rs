@@ -1,20 +1,16 @@
 //! What an object tier costs in a month.
 //!
-//! Blocks are written in packs, each uploaded in parts and noted in the manifest; what follows one
-//! another is read by one request, up to a length. The bytes are those of the blocks: compression makes
+//! Blocks are written in packs, each uploaded and noted in the log; what follows one another is read by
+//! one request, up to a length. The bytes are those of the blocks: compression makes
 //! them fewer. Requests and storage are paid, traffic within a region is not.
 
 use std::time::Duration;
 
-use kvstrata_tiers::{limits::MIB, object::Prices};
+use kvstrata_tiers::object::{Prices, RUN_BYTES_MAX, bucket::BucketConfig};
 use serde::Serialize;
 
-/// Bytes of a pack.
-const PACK_BYTES: u64 = 32 * MIB;
-/// Bytes of a part of an upload, and of one reading request at most.
-const PART_BYTES: u64 = 8 * MIB;
-/// Requests for a pack besides its parts: to begin and to complete it, and to note it.
-const PACK_REQUESTS: u64 = 3;
+/// Requests to note a pack in the log: fewer when there are many at a time.
+const NOTE_REQUESTS: u64 = 1;
 /// A twelfth of a year.
 const MONTH: Duration = Duration::from_secs(730 * 3600);
 
@@ -25,6 +21,8 @@ pub struct ObjectLoad {
     pub elapsed: Duration,
     /// Bytes of a block.
     pub block_bytes: u64,
+    /// Bytes of a pack.
+    pub pack_bytes: u64,
     /// Blocks written to it.
     pub written_blocks: u64,
     /// Blocks read from it.
@@ -74,11 +72,11 @@ impl ObjectLoad {
         };
         let bytes = |blocks: u64| blocks.saturating_mul(self.block_bytes);
         let written_bytes = bytes(self.written_blocks);
-        let packs = written_bytes.div_ceil(PACK_BYTES);
-        let parts = written_bytes.div_ceil(PART_BYTES);
-        // Each stretch is a request, and one more for each part that it is longer than one.
-        let gets = self.stretches.max(bytes(self.read_blocks).div_ceil(PART_BYTES));
-        let puts = per_month(parts.saturating_add(packs.saturating_mul(PACK_REQUESTS)));
+        let packs = written_bytes.div_ceil(self.pack_bytes.max(1));
+        let pack_requests = BucketConfig::default().put_requests(self.pack_bytes) + NOTE_REQUESTS;
+        // Each stretch is a request, and one more for each length that it is longer than one.
+        let gets = self.stretches.max(bytes(self.read_blocks).div_ceil(RUN_BYTES_MAX));
+        let puts = per_month(packs.saturating_mul(pack_requests));
         let gets = per_month(gets);
         let stored_bytes = bytes(self.stored_blocks);
         Bill {
@@ -96,6 +94,8 @@ impl ObjectLoad {
 
 #[cfg(test)]
 mod tests {
+    use kvstrata_tiers::limits::MIB;
+
     use super::*;
 
     #[test]
@@ -105,20 +105,24 @@ mod tests {
             // A hundredth of a month.
             elapsed: MONTH / 100,
             block_bytes: MIB,
+            pack_bytes: 32 * MIB,
             written_blocks: 1024,
             read_blocks: 10,
             stretches: 5,
             stored_blocks: 2048,
         };
         let bill = load.bill(&prices);
-        // 32 packs of 4 parts and 3 more requests.
-        assert_eq!((bill.puts, bill.gets), (32 * 7 * 100, 500));
+        // 32 packs in one request each, and one to note it.
+        assert_eq!((bill.puts, bill.gets), (32 * 2 * 100, 500));
         assert_eq!((bill.written_bytes, bill.read_bytes), (102_400 * MIB, 1000 * MIB));
-        assert_eq!((bill.put_cost, bill.get_cost, bill.storage_cost), (22.4, 1.0, 6.0));
-        assert!((bill.cost() - 29.4).abs() < 1e-9);
-        // One long stretch is read in parts.
+        assert_eq!((bill.put_cost, bill.get_cost, bill.storage_cost), (6.4, 1.0, 6.0));
+        assert!((bill.cost() - 13.4).abs() < 1e-9);
+        // Larger packs go in parts of 8 MiB, with a request before and one behind.
+        let large = ObjectLoad { pack_bytes: 64 * MIB, ..load };
+        assert_eq!(large.bill(&prices).puts, 16 * 11 * 100);
+        // One long stretch is read in pieces.
         let long = ObjectLoad { read_blocks: 80, stretches: 1, ..load };
-        assert_eq!(long.bill(&prices).gets, 1000);
+        assert_eq!(long.bill(&prices).gets, 2000);
         let much =
             ObjectLoad { written_blocks: u64::MAX, elapsed: Duration::from_millis(1), ..load };
         assert_eq!(much.bill(&prices).written_bytes, u64::MAX);

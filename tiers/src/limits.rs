@@ -33,6 +33,16 @@ pub const REGION_BYTES_MAX: u64 = GIB;
 pub const SHARDS: usize = 64;
 /// The share of dram that one put context may take from others before it has been read: 1 / this.
 pub const CONTEXT_SHARE_DIVISOR: u64 = 4;
+/// Tokens from which on a chain is long: its blocks are worth storing in an object store although nobody
+/// has read them. Computing `n` tokens costs `2N + 2nLd` operations each (`N` parameters, `L` layers,
+/// width `d`; Kaplan et al. 2020, 2.1), so that a stored byte of a long chain saves more, by
+/// `1 + nLd / N`: twice as much at 61 k tokens of an 8B model, at 107 k of a 70B one. In a conversation
+/// trace an unread block was asked for again half as often as one that was read; from here on it is worth
+/// about the same (docs/decisions/0008).
+pub const LONG_CHAIN_TOKENS: u64 = 65_536;
+/// Long chains that are remembered when none of their blocks are in dram any more: with 4 GiB for each,
+/// 16 TiB.
+pub const LONG_CHAINS_MAX: usize = 4096;
 /// How long a client should wait when everything evictable is pinned.
 pub const RETRY_AFTER_PINNED: Duration = Duration::from_millis(50);
 /// Events a shard keeps for a slow reader before it asks for a resync.

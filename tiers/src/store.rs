@@ -101,6 +101,8 @@ pub struct Found {
     pub checksums: Checksums,
     /// Where it is.
     pub location: Location,
+    /// Whether this is its newer place, if the map has the block on this tier already.
+    pub replaces: bool,
 }
 
 /// Names a run of a tier that [`Runs`]. Later runs have higher numbers; none is used twice.
@@ -170,22 +172,29 @@ pub struct Uncopied {
     pub age: u64,
     /// Whether it has been read since it was put, as far as this process knows.
     pub reused: bool,
+    /// Whether nobody has read it and it was put in a chain of
+    /// [`LONG_CHAIN_TOKENS`](crate::limits::LONG_CHAIN_TOKENS) or more, as far as this process knows.
+    pub in_long_chain: bool,
 }
 
 /// What a colder tier tells the stack above it, and asks of it. Calls take shard locks for a moment
 /// and never wait; the tier holds no lock of its own meanwhile.
 pub trait Above: Debug + Send + Sync + 'static {
-    /// A block that was there before this process. If the map has the block on this tier already,
-    /// this is its newer place. False: the map has no room, the tier should forget the block.
+    /// A block that was there before this process. False: the map does not have it at this place. It
+    /// has no room, other bytes, or another place that this one does not replace: the tier should
+    /// forget the copy.
     fn found(&self, tier: Tier, block: Found) -> bool;
 
     /// The tier is about to reclaim these blocks: they are reported as removed and dropped from the
     /// map before this returns. Those that the map has elsewhere by now stay.
     fn leaving(&self, tier: Tier, blocks: &[Wanted]);
 
-    /// The nvme tier, the only one that moves blocks, has copied one from `block.location` to `to`.
-    /// False: the map does not have it there any more, the new copy is of no use.
-    fn moved(&self, block: &Wanted, to: Location) -> bool;
+    /// The tier has copied one of its blocks from `block.location` to `to`. False: the map does not have
+    /// it there any more, the new copy is of no use.
+    fn moved(&self, tier: Tier, block: &Wanted, to: Location) -> bool;
+
+    /// The map's clock of touches: what is used from now on has at least this age.
+    fn clock(&self) -> u64;
 
     /// The last use of each block on the map's clock of touches; `None` for what the map does not
     /// have at this place (any more). A copy whose put is under way counts as one that it has: the

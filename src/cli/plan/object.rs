@@ -6,6 +6,7 @@ use kvstrata_tiers::error::{Error, Result};
 
 use super::{Args, Hierarchy};
 use crate::{
+    config,
     sim::{Bill, ObjectLoad},
     trace::Trace,
 };
@@ -15,7 +16,7 @@ use crate::{
 /// # Errors
 /// `Invalid` if there is no such tier, the bytes of a block are not known, or the trace has no length.
 pub(super) fn bill(
-    args: &Args,
+    (args, settings): (&Args, &config::Object),
     trace: &Trace,
     hierarchy: &Hierarchy,
     block_bytes: Option<u64>,
@@ -37,12 +38,13 @@ pub(super) fn bill(
     let load = ObjectLoad {
         elapsed,
         block_bytes,
+        pack_bytes: settings.pack_bytes.0,
         written_blocks: of(&hierarchy.outcome.insertions),
         read_blocks: of(&hierarchy.outcome.hits),
         stretches: of(&hierarchy.outcome.stretches),
         stored_blocks: u64::from(capacity.min(trace.blocks_unique())),
     };
-    Ok(load.bill(&args.object_prices))
+    Ok(load.bill(&settings.prices))
 }
 
 fn duration(trace: &Trace) -> Duration {

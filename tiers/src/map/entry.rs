@@ -165,7 +165,8 @@ pub(crate) struct Entry {
     pub(crate) checksums: Checksums,
     /// Where the nvme and the object tier have it.
     pub(crate) cold: [Option<Location>; 2],
-    /// The put context that stored its first part, while the block has not been read; 0 for none.
+    /// The put context that stored its first part, until the block has been read; 0 for none. It counts
+    /// the block while dram has it.
     pub(crate) context: u32,
     /// Whether it was read since it was put or found.
     pub(crate) read: bool,

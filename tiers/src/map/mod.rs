@@ -91,6 +91,12 @@ impl Map {
         self.clock.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed)
     }
 
+    /// The age that comes next.
+    pub(crate) fn clock(&self) -> u64 {
+        // Relaxed: as above.
+        self.clock.load(Ordering::Relaxed)
+    }
+
     /// Counts entries in and out.
     pub(crate) fn count(&self, added: bool) {
         // Relaxed: a statistic and a bound that may be off by those in flight.

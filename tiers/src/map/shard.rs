@@ -265,7 +265,7 @@ impl Shard {
         let at = Hashed { key: entry.key, code: code_of(seed, &entry.key) };
         let payload = entry.payload.take();
         let fragment = entry.staging.take();
-        let (len, context) = (entry.len, std::mem::take(&mut entry.context));
+        let (len, context) = (entry.len, entry.context);
         let gone = entry.hottest().is_none();
         if payload.is_some() {
             self.events.push(removed(at.key, Tier::Dram));

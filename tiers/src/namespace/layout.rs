@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::NamespaceSpec;
-use crate::{fields::checksum, limits::PART_BYTES_MAX};
+use crate::{checksum::part_checksum, fields::checksum, key::IndexKey, limits::PART_BYTES_MAX};
 
 /// One declared share of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,6 +88,15 @@ impl BlockLayout {
         let start = usize::try_from(*self.offsets.get(part)?).ok()?;
         let end = start.checked_add(usize::try_from(self.parts.get(part)?.bytes).ok()?)?;
         (end <= len).then_some(start..end)
+    }
+
+    /// The checksums of the parts of a block with this payload, in order; `None` if its length is wrong.
+    pub(crate) fn checksums(&self, key: &IndexKey, payload: &[u8]) -> Option<Vec<u64>> {
+        let sum = |(number, part): (usize, &PartSpec)| {
+            let bytes = payload.get(self.range(number, payload.len())?)?;
+            Some(part_checksum(&key.namespace, &key.hash, part.group, part.rank, bytes))
+        };
+        self.parts.iter().enumerate().map(sum).collect()
     }
 
     /// The lengths of the parts of a block of `len` bytes, in order.

@@ -13,7 +13,10 @@ use super::{
     pipeline::{Group, Placed, Progress},
     writer::Writer,
 };
-use crate::error::{Error, ErrorKind};
+use crate::{
+    error::{Error, ErrorKind},
+    tier::Tier,
+};
 
 /// Changes that the index may have refused before writing ends: 10 MiB of memory, and more than any
 /// group has.
@@ -144,7 +147,7 @@ impl Writer {
                     *moved += header.shape().bytes();
                     let known = self.core.above().zip(place.location());
                     if let Some((above, to)) = known
-                        && !above.moved(&from, to)
+                        && !above.moved(Tier::Nvme, &from, to)
                     {
                         self.owe(item.key, place.next());
                     }

@@ -344,6 +344,7 @@ impl Writer {
             len: entry.len,
             checksums: entry.checksums.clone(),
             location: entry.location,
+            replaces: true,
         };
         if self.core.above().is_some_and(|above| !above.found(Tier::Nvme, found)) {
             return false;

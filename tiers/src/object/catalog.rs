@@ -1,10 +1,10 @@
-//! The packs of this node, in memory: in which object, and where in it, each block lies.
+//! The packs of this node and its wards, in memory: in which object, and where in it, each block lies.
 //!
 //! A location names a pack by a number of this process, and the block by its place in the pack's
 //! footer. Numbers are never used twice, so a location outlives nothing: what left is not found.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     num::NonZeroU64,
     sync::Arc,
 };
@@ -51,6 +51,8 @@ pub(super) struct PackInfo {
     pub(super) bytes: u64,
     /// When it was made, in milliseconds since 1970.
     pub(super) created_unix_ms: u64,
+    /// When this process made or found it, on the map's clock of touches.
+    pub(super) made_at: u64,
 }
 
 /// Where a block lies in its pack.
@@ -79,6 +81,10 @@ struct Pack {
     /// One bit for each slot: it is not read any more.
     dead: Box<[u64]>,
     live_blocks: u64,
+    /// Bytes that these take in the pack.
+    live_bytes: u64,
+    /// Bytes that all its blocks take in the pack.
+    data_bytes: u64,
 }
 
 impl Pack {
@@ -92,7 +98,10 @@ impl Pack {
         let slots: Box<[Slot]> = footer.entries.iter().map(slot).collect();
         let live_blocks = u64::try_from(slots.len()).unwrap_or(u64::MAX);
         let dead = vec![0; slots.len().div_ceil(64)].into_boxed_slice();
-        Self { info: Arc::new(info), slots, dead, live_blocks }
+        let live_bytes = slots.iter().map(|slot| u64::from(slot.stored)).sum();
+        let data_bytes = footer.data_bytes();
+        let info = Arc::new(info);
+        Self { info, slots, dead, live_blocks, live_bytes, data_bytes }
     }
 
     fn live(&self, index: usize) -> Option<Slot> {
@@ -101,13 +110,12 @@ impl Pack {
     }
 
     fn kill(&mut self, index: usize) -> bool {
-        if self.live(index).is_none() {
-            return false;
-        }
+        let Some(slot) = self.live(index) else { return false };
         if let Some(bits) = self.dead.get_mut(index / 64) {
             *bits |= 1 << (index % 64);
         }
         self.live_blocks -= 1;
+        self.live_bytes -= u64::from(slot.stored);
         true
     }
 }
@@ -117,7 +125,21 @@ impl Pack {
 pub(super) struct Summary {
     pub(super) number: PackNumber,
     pub(super) info: Arc<PackInfo>,
+    /// Blocks that it was made with, or found.
+    pub(super) blocks: usize,
     pub(super) live_blocks: u64,
+    /// Bytes that these take in the pack.
+    pub(super) live_bytes: u64,
+    /// Bytes that all its blocks take in the pack.
+    pub(super) data_bytes: u64,
+}
+
+/// A pack whose blocks are to be packed again.
+#[derive(Debug)]
+pub(super) struct Contents {
+    pub(super) info: Arc<PackInfo>,
+    /// Its live blocks, in the order of their places.
+    pub(super) live: Vec<(Location, Slot)>,
 }
 
 /// Sums over all packs.
@@ -175,6 +197,17 @@ impl Catalog {
         killed
     }
 
+    /// Leaves of a pack only the blocks that this footer has; returns where those were that go.
+    pub(super) fn retain(&self, number: PackNumber, footer: &Footer) -> Vec<Location> {
+        let left: HashSet<u32> = footer.entries.iter().map(|entry| entry.offset).collect();
+        let state = self.0.read();
+        let slots = state.packs.get(&number).map(|pack| pack.slots.iter()).unwrap_or_default();
+        let gone = slots.enumerate().filter(|(_, slot)| !left.contains(&slot.offset));
+        let gone: Vec<_> = gone.filter_map(|(index, _)| number.location(index)).collect();
+        drop(state);
+        gone.into_iter().filter(|location| self.kill(*location)).collect()
+    }
+
     /// Takes a pack out: none of its blocks is read any more.
     pub(super) fn remove(&self, number: PackNumber) -> Option<Arc<PackInfo>> {
         let mut state = self.0.write();
@@ -186,20 +219,40 @@ impl Catalog {
         Some(pack.info)
     }
 
+    /// What is in a pack, if it is there.
+    pub(super) fn contents(&self, number: PackNumber) -> Option<Contents> {
+        let state = self.0.read();
+        let pack = state.packs.get(&number)?;
+        let live = (0..pack.slots.len())
+            .filter_map(|index| Some((number.location(index)?, pack.live(index)?)))
+            .collect();
+        Some(Contents { info: Arc::clone(&pack.info), live })
+    }
+
     /// The number of a pack that is there.
     pub(super) fn number_of(&self, id: &PackId) -> Option<PackNumber> {
         self.0.read().numbers.get(id).copied()
     }
 
-    /// All packs, the oldest first.
-    pub(super) fn packs(&self) -> Vec<Summary> {
+    /// The ordinal whose pack it is in; `None` if that is not there.
+    pub(super) fn ordinal_of(&self, location: Location) -> Option<u32> {
+        let (number, _) = PackNumber::of(location);
+        self.0.read().packs.get(&number).map(|pack| pack.info.id.ordinal)
+    }
+
+    /// All packs of an ordinal, the oldest first.
+    pub(super) fn packs_of(&self, ordinal: u32) -> Vec<Summary> {
         let state = self.0.read();
         let summary = |(number, pack): (&PackNumber, &Pack)| Summary {
             number: *number,
             info: Arc::clone(&pack.info),
+            blocks: pack.slots.len(),
             live_blocks: pack.live_blocks,
+            live_bytes: pack.live_bytes,
+            data_bytes: pack.data_bytes,
         };
-        state.packs.iter().map(summary).collect()
+        let own = state.packs.iter().filter(|(_, pack)| pack.info.id.ordinal == ordinal);
+        own.map(summary).collect()
     }
 
     pub(super) fn totals(&self) -> Totals {

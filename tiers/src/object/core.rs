@@ -1,29 +1,29 @@
 //! What the parts of the tier share, and how they are put together.
 
 use std::{
-    collections::HashSet,
     fmt,
     path::PathBuf,
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
 
-use parking_lot::Mutex;
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 
 use super::{
     PackMetrics,
     bucket::Bucket,
     catalog::Catalog,
-    keeper::{self, Keep, Keeper},
+    keeper::Keeper,
+    local::Local,
     names::Owner,
-    packer::{ObjectAdmission, Packer},
+    packer::{ObjectAdmission, Packer, Victim},
     reader::Fetcher,
+    seats::{Seat, Seats},
     store::ObjectStore,
+    wards::Wards,
 };
 use crate::{
-    error::{Error, ErrorKind, Result},
-    key::IndexKey,
+    error::{Error, Result},
     limits::MIB,
     namespace::NamespaceTable,
     seldom::Seldom,
@@ -34,6 +34,10 @@ use crate::{
 pub const PACK_BYTES_MIN: u64 = MIB;
 /// The largest pack, in bytes: two of them are in memory while they are made.
 pub const PACK_BYTES_MAX: u64 = 64 * MIB;
+
+/// The least capacity, in packs: a few that are live or wait for their deletion, one on its way, and one
+/// for what is packed again.
+pub const CAPACITY_PACKS_MIN: u64 = 5;
 
 /// Milliseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -47,9 +51,10 @@ pub struct ObjectConfig {
     pub holder: String,
     /// Directory for a copy of the log, so that a start reads little from the bucket.
     pub local: PathBuf,
-    /// Bytes of packs that this node may have in the bucket; 0 for no limit.
+    /// Bytes of packs that this node may have in the bucket, those included that were dropped and wait
+    /// for their deletion; at least 5 packs, or 0 for no limit.
     pub capacity_bytes: u64,
-    /// How long a pack stays after it was made.
+    /// How long a pack stays after it was made. What of it was used since is packed again.
     pub ttl: Option<Duration>,
     /// How long an object stays after nobody needs it any more: longer than the deadline of a read and
     /// the longest lease.
@@ -80,49 +85,6 @@ impl fmt::Debug for ObjectParts {
     }
 }
 
-/// Whether this node may write, and in which epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holding {
-    /// Not now: it starts, or somebody else has the ordinal.
-    No,
-    /// In this epoch.
-    Epoch,
-    /// Never again.
-    Ended,
-}
-
-/// Tells whether this node may write.
-#[derive(Debug)]
-pub(super) struct EpochGate(watch::Sender<Holding>);
-
-impl EpochGate {
-    pub(super) fn hold(&self) {
-        self.0.send_replace(Holding::Epoch);
-    }
-
-    pub(super) fn lose(&self) {
-        self.0.send_replace(Holding::No);
-    }
-
-    pub(super) fn end(&self) {
-        self.0.send_replace(Holding::Ended);
-    }
-
-    /// Waits until it may; false if it never will.
-    pub(super) async fn wait(&self) -> bool {
-        let mut holding = self.0.subscribe();
-        let held = holding.wait_for(|holding| *holding != Holding::No).await;
-        held.is_ok_and(|holding| *holding == Holding::Epoch)
-    }
-
-    /// Waits until it may not.
-    pub(super) async fn lost(&self) {
-        let mut holding = self.0.subscribe();
-        // The sender lives as long as this.
-        drop(holding.wait_for(|holding| *holding != Holding::Epoch).await);
-    }
-}
-
 /// What the parts share.
 pub(super) struct Core {
     pub(super) config: ObjectConfig,
@@ -131,14 +93,10 @@ pub(super) struct Core {
     pub(super) namespaces: Arc<NamespaceTable>,
     pub(super) metrics: PackMetrics,
     pub(super) above: OnceLock<Weak<dyn Above>>,
-    pub(super) epoch: EpochGate,
+    pub(super) seats: Seats,
     pub(super) failed_packs: Seldom,
-    /// Blocks that were removed before those in the bucket were found; none from then on.
-    pub(super) unfound: Mutex<Option<HashSet<IndexKey>>>,
-    /// The map is full: the coldest pack should go.
-    pub(super) shed: Notify,
-    /// None once closed.
-    keeper: Mutex<Option<mpsc::Sender<Keep>>>,
+    /// What is packed again of packs that are given up; one at a time.
+    pub(super) repacks: mpsc::Sender<Vec<Victim>>,
     filled: watch::Sender<bool>,
     clock: Clock,
 }
@@ -152,6 +110,11 @@ impl Core {
         (self.clock)()
     }
 
+    /// The map's clock of touches.
+    pub(super) fn touches(&self) -> u64 {
+        self.above().map_or(0, |above| above.clock())
+    }
+
     /// All that was in the bucket is in the map.
     pub(super) fn filled(&self) {
         self.filled.send_replace(true);
@@ -160,30 +123,6 @@ impl Core {
     pub(super) async fn wait_filled(&self) {
         // The sender lives as long as this.
         drop(self.filled.subscribe().wait_for(|filled| *filled).await);
-    }
-
-    fn keeper(&self) -> Result<mpsc::Sender<Keep>> {
-        let closed = || Error::new(ErrorKind::Unavailable, "use the closed object tier");
-        self.keeper.lock().clone().ok_or_else(closed)
-    }
-
-    /// Hands something to the keeper.
-    pub(super) async fn keep(&self, op: Keep) -> Result<()> {
-        let ended = |_op| Error::new(ErrorKind::Unavailable, "the object tier has ended");
-        self.keeper()?.send(op).await.map_err(ended)
-    }
-
-    /// Hands something to the keeper, if it has room for it.
-    pub(super) fn try_keep(&self, op: Keep) -> Result<()> {
-        let busy = |_op| Error::new(ErrorKind::Unavailable, "the object tier is busy or has ended");
-        self.keeper()?.try_send(op).map_err(busy)
-    }
-
-    /// Hands the last operation to the keeper; later ones are refused.
-    pub(super) async fn keep_last(&self, op: Keep) -> Result<()> {
-        let keeper = self.keeper.lock().take();
-        let ended = || Error::new(ErrorKind::Unavailable, "the object tier has ended");
-        keeper.ok_or_else(ended)?.send(op).await.map_err(|_op| ended())
     }
 }
 
@@ -203,6 +142,7 @@ pub struct ObjectTasks {
     fetcher: Fetcher,
     packer: Packer,
     keeper: Keeper,
+    wards: Wards,
 }
 
 impl ObjectTasks {
@@ -211,8 +151,8 @@ impl ObjectTasks {
     /// # Cancel safety
     /// As a kill: what was uploaded and is not named yet is found by the next start.
     pub async fn run(self) {
-        let Self { fetcher, packer, keeper } = self;
-        tokio::join!(fetcher.run(), packer.run(), keeper.run());
+        let Self { fetcher, packer, keeper, wards } = self;
+        tokio::join!(fetcher.run(), packer.run(), keeper.run(), wards.run());
     }
 }
 
@@ -228,8 +168,16 @@ impl ObjectStore {
                 "object.pack_bytes: {bytes} given, {PACK_BYTES_MIN} to {PACK_BYTES_MAX} allowed"
             )));
         }
+        let (capacity, least) = (config.capacity_bytes, bytes * CAPACITY_PACKS_MIN);
+        if (1..least).contains(&capacity) {
+            return Err(Error::invalid(format!(
+                "object.capacity: {capacity} given, at least {least} needed for packs of {bytes}"
+            )));
+        }
         let ObjectParts { bucket, runs, namespaces, metrics, clock } = parts;
-        let (keep, queue) = mpsc::channel(keeper::QUEUE_MAX);
+        let (own, queue) = Seat::new(config.owner.clone());
+        let local = Some(Local::new(config.local.clone()));
+        let (repacks, victims) = mpsc::channel(1);
         let core = Arc::new(Core {
             config,
             bucket: Arc::clone(&bucket),
@@ -237,19 +185,18 @@ impl ObjectStore {
             namespaces,
             metrics: metrics.clone(),
             above: OnceLock::new(),
-            epoch: EpochGate(watch::Sender::new(Holding::No)),
+            seats: Seats::new(Arc::clone(&own)),
             failed_packs: Seldom::default(),
-            unfound: Mutex::new(Some(HashSet::new())),
-            shed: Notify::new(),
-            keeper: Mutex::new(Some(keep)),
+            repacks,
             filled: watch::Sender::new(false),
             clock,
         });
         let (reads, fetcher) = Fetcher::new(bucket, metrics);
         let tasks = ObjectTasks {
             fetcher,
-            packer: Packer::new(Arc::clone(&core), runs),
-            keeper: Keeper::new(Arc::clone(&core), queue),
+            packer: Packer::new(Arc::clone(&core), runs, victims),
+            keeper: Keeper::new(Arc::clone(&core), (own, queue), local),
+            wards: Wards::new(Arc::clone(&core)),
         };
         Ok((Arc::new(Self::new(core, reads)), tasks))
     }

@@ -1,6 +1,9 @@
 //! What the tier counts of packs and blocks; requests are in [`metrics`](super::metrics).
 
-use prometheus_client::{metrics::counter::Counter, registry::Registry};
+use prometheus_client::{
+    metrics::{counter::Counter, gauge::Gauge},
+    registry::Registry,
+};
 
 /// The counters of packs and their blocks.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +18,10 @@ pub struct PackMetrics {
     pub packed_bytes: Counter,
     /// Bytes that they take in the packs.
     pub stored_bytes: Counter,
+    /// Blocks that were packed again, because their packs were given up.
+    pub repacked_blocks: Counter,
+    /// Bytes that they take in their new packs.
+    pub repacked_bytes: Counter,
     /// Packs that could not be made or uploaded; tried again.
     pub pack_failures: Counter,
     /// Requests for runs of blocks that were read.
@@ -29,12 +36,18 @@ pub struct PackMetrics {
     pub wrong_blocks: Counter,
     /// Packs whose objects somebody else had deleted.
     pub lost_packs: Counter,
-    /// Packs that left: too old, or too many.
+    /// Packs that left: too old, too empty, or too many.
     pub dropped_packs: Counter,
     /// Blocks that left with them.
     pub collected_blocks: Counter,
     /// Objects of packs deleted.
     pub deleted_packs: Counter,
+    /// Ordinals of nodes that are gone that this node has now, or is about to have.
+    pub adopted_ordinals: Gauge,
+    /// Times that it took one.
+    pub adoptions: Counter,
+    /// Times that another node took one of them.
+    pub given_back: Counter,
 }
 
 impl PackMetrics {
@@ -48,6 +61,8 @@ impl PackMetrics {
             ("packed_blocks", "Blocks in packs that were uploaded", &metrics.packed_blocks),
             ("packed_bytes", "Bytes of these blocks", &metrics.packed_bytes),
             ("stored_bytes", "Bytes that they take in the packs", &metrics.stored_bytes),
+            ("repacked_blocks", "Blocks that were packed again", &metrics.repacked_blocks),
+            ("repacked_bytes", "Bytes that they take in the packs", &metrics.repacked_bytes),
             ("pack_failures", "Packs that could not be made or uploaded", &metrics.pack_failures),
             ("read_runs", "Ranges of packs that were read", &metrics.read_runs),
             ("read_run_blocks", "Blocks read in them", &metrics.read_run_blocks),
@@ -55,12 +70,23 @@ impl PackMetrics {
             ("read_timeouts", "Reads that took too long", &metrics.read_timeouts),
             ("wrong_blocks", "Blocks whose bytes were wrong twice", &metrics.wrong_blocks),
             ("lost_packs", "Packs that somebody else had deleted", &metrics.lost_packs),
-            ("dropped_packs", "Packs that left: too old, or too many", &metrics.dropped_packs),
+            (
+                "dropped_packs",
+                "Packs that left: too old, too empty, or too many",
+                &metrics.dropped_packs,
+            ),
             ("collected_blocks", "Blocks that left with their packs", &metrics.collected_blocks),
             ("deleted_packs", "Objects of packs deleted", &metrics.deleted_packs),
+            ("adoptions", "Times that packs of a node that is gone were taken", &metrics.adoptions),
+            ("given_back", "Times that another node took such packs", &metrics.given_back),
         ] {
             registry.register(name, help, counter.clone());
         }
+        registry.register(
+            "adopted_ordinals",
+            "Nodes that are gone whose packs this node has",
+            metrics.adopted_ordinals.clone(),
+        );
         metrics
     }
 }

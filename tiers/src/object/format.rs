@@ -29,10 +29,11 @@
 //! 32  4 records                        1 pack: its footer                32  8 1 + the epoch taken over,
 //! 36  4 zero                           2 dropped: 4 ordinal, 4 zero,          or 0        zero
 //! 40    the cluster's name                8 epoch, 8 seq of the pack     40  2 bytes of the holder's name
-//!       the records                    3 removed: 8 epoch, 8 seq, then   42  6 zero
-//!       8 XXH3-64 of all before           for each block 32 namespace    48    the cluster's name
-//!                                         id, 32 hash                          the holder's name
-//!                                      4 base: 8 seq                           8 XXH3-64 of all before
+//!       the records                    3 removed: 8 epoch, 8 seq, then   42  1 role     zero
+//!       8 XXH3-64 of all before           for each block 32 namespace    43  5 zero
+//!                                         id, 32 hash                    48    the cluster's name
+//!                                      4 base: 8 seq                           the holder's name
+//!                                                                              8 XXH3-64 of all before
 //! ```
 //! What a structure does not say: the place of a block in its pack is where the one before it ends.
 //! There is one way to write each thing down, and no other is read: what decodes encodes to the same
@@ -51,7 +52,7 @@ mod trailer;
 
 pub use self::{
     build::{Block, CodingPolicy, Pack, PackBuilder, Refused},
-    epoch::{Alive, EpochRecord, HOLDER_BYTES_MAX},
+    epoch::{Alive, EpochRecord, HOLDER_BYTES_MAX, Role},
     footer::{Footer, PackEntry},
     manifest::{Manifest, ManifestRecord},
     trailer::PackTrailer,

@@ -1,26 +1,31 @@
-//! The one who writes for this node: holds its epoch, tells the bucket what packs there are and what
-//! was removed, and finds after a start what is there.
+//! The one who writes for one ordinal, this node's own or a ward's: holds its epoch, tells the bucket
+//! what packs there are and what was removed, and finds after a start what is there.
 //!
 //! ```text
 //! start    take the ordinal -> read its log -> packs into the catalog, blocks into the map
 //! note     a pack was uploaded: it is named in the log, with the next ones or a moment later
 //! remove   named in the log before it is acknowledged
 //! beat     a sign of life, so that nobody takes the ordinal meanwhile
-//! tend     packs that are too old or too many leave; objects that nobody needs are deleted
+//! tend     packs that are too old, too empty or too many leave; objects that nobody needs are deleted
 //! ```
 //! A start that fails is tried again for as long as the node runs: the other tiers do not wait for it.
+//! The keeper of a ward lets go instead, and when another holds the ordinal: its packs leave the map.
 
 mod expire;
+mod heat;
+mod room;
 mod start;
+mod unheld;
+mod ward;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep_until},
 };
 
-use self::expire::SWEEP_EVERY;
+use self::{expire::SWEEP_EVERY, heat::Heat, room::Room, unheld::Unheld};
 use super::{
     Core,
     catalog::PackNumber,
@@ -29,6 +34,7 @@ use super::{
     manifest_log::ManifestLog,
     names::PackId,
     owner::{BEAT_EVERY, OwnerError, beat},
+    seats::Seat,
 };
 use crate::{
     error::{Error, ErrorKind, Result},
@@ -49,15 +55,20 @@ const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often it is looked what should leave and what can be deleted.
 const TEND_EVERY: Duration = Duration::from_secs(30);
+
 /// What the keeper is asked to do.
 #[derive(Debug)]
 pub(super) enum Keep {
-    /// Number the next pack; nobody is told while the node does not hold its ordinal.
-    Number { done: oneshot::Sender<PackId> },
-    /// Name a pack that was uploaded, without blocks that were removed meanwhile.
-    Name { footer: Box<Footer>, unwanted: Vec<IndexKey> },
-    /// A number that no pack will have.
-    GiveUp(PackId),
+    /// Number the next pack, if there is room for it: the last room is for packing `again`. Nobody is
+    /// told while the node does not hold its ordinal.
+    Number { again: bool, done: oneshot::Sender<Result<PackId>> },
+    /// Name a pack that was uploaded, without blocks that were removed meanwhile; whether it is of blocks
+    /// that are packed `again`.
+    Name { footer: Box<Footer>, unwanted: Vec<IndexKey>, again: bool },
+    /// A number that no pack will have; as many bytes of it may be in the bucket.
+    GiveUp { id: PackId, bytes: u64 },
+    /// What stays of these packs is packed again and named; none if that has failed.
+    Repacked { emptied: Option<Vec<PackNumber>> },
     /// Write down that blocks were removed.
     Remove { keys: Vec<IndexKey>, done: oneshot::Sender<Result<()>> },
     /// Write down that blocks were removed that may be in packs which are not named yet.
@@ -72,8 +83,10 @@ pub(super) enum Keep {
 #[derive(Debug)]
 pub(super) struct Keeper {
     core: Arc<Core>,
+    seat: Arc<Seat>,
     queue: mpsc::Receiver<Keep>,
-    local: Local,
+    /// Where a copy of the log is; not for a ward.
+    local: Option<Local>,
     log: Option<ManifestLog>,
     /// What the log is to be told, and who waits for that.
     records: Vec<ManifestRecord>,
@@ -82,6 +95,15 @@ pub(super) struct Keeper {
     unnamed: u64,
     /// Packs were on their way when the epoch ended: whoever has it now may find them.
     abandoned: bool,
+    unheld: Unheld,
+    /// Nothing is left to do: the ward is another's.
+    is_over: bool,
+    room: Room,
+    heat: Heat,
+    /// Packs of which is being packed again what stays.
+    victims: HashSet<PackNumber>,
+    /// How often in a row that has failed.
+    repack_failures: u32,
     start_at: Option<Instant>,
     flush_at: Option<Instant>,
     beat_at: Instant,
@@ -91,17 +113,28 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    pub(super) fn new(core: Arc<Core>, queue: mpsc::Receiver<Keep>) -> Self {
+    pub(super) fn new(
+        core: Arc<Core>,
+        (seat, queue): (Arc<Seat>, mpsc::Receiver<Keep>),
+        local: Option<Local>,
+    ) -> Self {
         let now = Instant::now();
         Self {
-            local: Local::new(core.config.local.clone()),
+            room: Room::new(&core.config),
             core,
+            seat,
             queue,
+            local,
             log: None,
             records: Vec::new(),
             waiting: Vec::new(),
             unnamed: 0,
             abandoned: false,
+            unheld: Unheld::default(),
+            is_over: false,
+            heat: Heat::default(),
+            victims: HashSet::new(),
+            repack_failures: 0,
             start_at: Some(now),
             flush_at: None,
             beat_at: now,
@@ -111,9 +144,9 @@ impl Keeper {
         }
     }
 
-    /// Works until the store is closed.
+    /// Works until the store is closed, or the ward is another's.
     pub(super) async fn run(mut self) {
-        loop {
+        while !self.is_over {
             let due = self.due();
             tokio::select! {
                 biased;
@@ -123,11 +156,14 @@ impl Keeper {
                         break;
                     }
                 }
-                () = self.core.shed.notified() => self.shed(),
+                () = self.seat.shed.notified() => self.shed(),
                 () = sleep_until(due) => self.work().await,
             }
         }
-        self.core.epoch.end();
+        self.seat.epoch.end();
+        if self.is_over {
+            self.let_go();
+        }
     }
 
     /// When there is something to do by itself.
@@ -158,32 +194,31 @@ impl Keeper {
     /// Does an operation; true if that was the last one.
     async fn serve(&mut self, op: Keep) -> bool {
         match op {
-            Keep::Number { done } => {
-                if let Some(log) = &mut self.log {
-                    let id = log.next_pack();
-                    if done.send(id).is_err() {
-                        self.note(ManifestRecord::Dropped(id));
-                    }
-                }
-            }
+            Keep::Number { again, done } => self.number(again, done),
             Keep::Name { footer, .. } if self.log.is_none() => {
                 // Another node has the ordinal now, and will not know of it.
                 let number = self.core.catalog.number_of(&footer.id);
                 self.drop_packs(&number.into_iter().collect());
             }
-            Keep::Name { footer, unwanted } => {
+            Keep::Name { footer, unwanted, again } => {
                 // First what was removed: a kill between the two must not bring it back.
                 if let Some(log) = self.log.as_ref().filter(|_| !unwanted.is_empty()) {
                     let removal = log.removal(unwanted);
                     self.note(removal);
                 }
+                self.room.packed(footer.object_bytes(), again, self.core.now_unix_ms());
                 self.note(ManifestRecord::Pack(*footer));
             }
-            Keep::GiveUp(id) => self.note(ManifestRecord::Dropped(id)),
+            Keep::GiveUp { id, bytes } => {
+                self.room.dropped(id, bytes);
+                self.note(ManifestRecord::Dropped(id));
+            }
+            Keep::Repacked { emptied } => self.repacked(emptied),
             Keep::Remove { keys, done } => self.remove(keys, done),
-            Keep::Removed { keys, done } => {
+            Keep::Removed { mut keys, done } => {
                 let may_have = self.log.as_ref().map_or(self.abandoned, ManifestLog::has_unnamed);
-                if may_have {
+                keys.retain(|key| may_have || self.unheld.may_have(key));
+                if !keys.is_empty() {
                     self.remove(keys, done);
                 } else {
                     // Whoever asked may have gone.
@@ -214,6 +249,24 @@ impl Keeper {
         let now = Instant::now();
         let at = if self.records.len() >= NAMED_TOGETHER { now } else { now + NAME_DELAY };
         self.flush_at = Some(self.flush_at.map_or(at, |before| before.min(at)));
+    }
+
+    fn number(&mut self, again: bool, done: oneshot::Sender<Result<PackId>>) {
+        let live_bytes = self.live_bytes();
+        let Some(log) = &mut self.log else { return };
+        if !self.room.has_place(live_bytes, again) {
+            let what =
+                "make a pack: object.capacity is taken, also by packs that wait for deletion";
+            // Whoever asked may have gone.
+            drop(
+                done.send(Err(Error::new(ErrorKind::Exhausted { retry_after: TEND_EVERY }, what))),
+            );
+            return;
+        }
+        let id = log.next_pack();
+        if done.send(Ok(id)).is_err() {
+            self.note(ManifestRecord::Dropped(id));
+        }
     }
 
     /// What was removed is named at once: somebody waits.
@@ -249,7 +302,7 @@ impl Keeper {
                     drop(done.send(Ok(())));
                 }
             }
-            Err(error) if self.is_over(&error) => {}
+            Err(error) if self.ends(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "object log cannot be written now");
                 self.flush_at = Some(self.later());
@@ -263,7 +316,7 @@ impl Keeper {
         let beaten = beat(&self.core.bucket, log.held(), self.core.now_unix_ms(), deadline).await;
         self.beat_at = Instant::now() + BEAT_EVERY;
         if let Err(error) = beaten
-            && !self.is_over(&error)
+            && !self.ends(&error)
         {
             tracing::warn!(%error, "object tier leaves no sign of life now");
             self.beat_at = self.later();
@@ -277,14 +330,21 @@ impl Keeper {
         at
     }
 
-    /// Whether an error says that another node has the ordinal now. Then nothing is written any more,
-    /// until this node gets it back; what is there is served.
-    fn is_over(&mut self, error: &OwnerError) -> bool {
+    /// Whether an error says that another node has the ordinal now. Then nothing is written any more;
+    /// what is there is served, until this node gets its own ordinal back. A ward is let go.
+    fn ends(&mut self, error: &OwnerError) -> bool {
         if !matches!(error, OwnerError::Fenced { .. }) {
             return false;
         }
-        tracing::error!(%error, "object tier is read-only");
-        self.core.epoch.lose();
+        let ordinal = self.seat.owner.ordinal;
+        self.is_over = self.is_ward();
+        if self.is_over {
+            tracing::info!(ordinal, "object packs given back: another node has them now");
+            self.core.metrics.given_back.inc();
+        } else {
+            tracing::error!(%error, "object tier is read-only");
+        }
+        self.seat.epoch.lose();
         self.abandoned |= self.log.take().is_some_and(|log| log.has_unnamed());
         self.records.clear();
         let what = "remove from the object tier: another node has its packs now";

@@ -135,6 +135,13 @@ impl ManifestLog {
         !self.unnamed.is_empty()
     }
 
+    /// Whether there is no pack, nor an object of one that was dropped, nor anything left to say.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        let packs = self.packs.is_empty() && self.dropped.is_empty() && self.unnamed.is_empty();
+        packs && self.queue.is_empty() && !self.lost
+    }
+
     /// The record that removes blocks from all packs that have a number by now.
     #[must_use]
     pub fn removal(&self, keys: Vec<IndexKey>) -> ManifestRecord {

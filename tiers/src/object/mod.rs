@@ -4,8 +4,10 @@
 //! pack     sealed run of nvme -> what is worth it, in order -> encoded -> one object -> map -> log
 //! get      map -> catalog: object and place -> neighbours in one ranged GET -> decoded into the arena
 //! remove   unreadable -> log -> answered
-//! expire   too old, or too many -> reported, out of the map -> log -> long after: object deleted
+//! expire   too old, too empty, too many -> what is hot into a new pack -> the rest reported, out of the
+//!          map -> log -> long after: object deleted
 //! start    take the ordinal -> log, from the local copy or the bucket -> catalog and map
+//! adopt    a node is gone -> one that is left takes its ordinal, too, and serves what is there
 //! ```
 //! Invariants
 //! - Only the holder of the newest epoch of an ordinal writes and deletes ([`owner`]).
@@ -40,15 +42,21 @@ mod reader;
 pub mod rebuild;
 #[cfg(test)]
 mod rig_tests;
+mod seats;
 mod store;
+mod wards;
 
 use self::core::Core;
 pub use self::{
-    core::{Clock, ObjectConfig, ObjectParts, ObjectTasks, PACK_BYTES_MAX, PACK_BYTES_MIN},
+    core::{
+        CAPACITY_PACKS_MIN, Clock, ObjectConfig, ObjectParts, ObjectTasks, PACK_BYTES_MAX,
+        PACK_BYTES_MIN,
+    },
     counts::PackMetrics,
     metrics::{ObjectMetrics, OpLabel, OutcomeLabel, UnsentLabel},
     packer::ObjectAdmission,
     prices::Prices,
+    reader::RUN_BYTES_MAX,
     store::ObjectStore,
 };
 

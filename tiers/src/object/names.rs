@@ -46,6 +46,12 @@ impl ClusterName {
         &self.0
     }
 
+    /// What the names of the epochs of all ordinals begin with, and those of their signs of life.
+    #[must_use]
+    pub fn epochs_prefix(&self) -> String {
+        format!("v1/{self}/epochs/")
+    }
+
     /// What the names of all packs of the cluster begin with, whosever they are.
     #[must_use]
     pub fn packs_prefix(&self) -> String {
@@ -72,7 +78,7 @@ impl Owner {
     /// What the names of its epochs begin with, and that of its sign of life.
     #[must_use]
     pub fn epochs_prefix(&self) -> String {
-        format!("v1/{}/epochs/{:05}/", self.cluster, self.ordinal)
+        format!("{}{:05}/", self.cluster.epochs_prefix(), self.ordinal)
     }
 
     /// The name of the holder's last sign of life.

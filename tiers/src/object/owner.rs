@@ -1,7 +1,7 @@
 //! Who may write and delete in the name of an ordinal: the holder of its newest epoch.
 //!
 //! ```text
-//! open      LIST epochs -> newest holder is another and alive: refuse, by its name
+//! open      LIST epochs -> newest holder is another and alive: refuse, by its name, see below
 //!                       -> create the next epoch on the condition that nobody has -> LIST again
 //! beat      every minute: still the newest? -> write the sign of life
 //! fenced    a newer epoch exists: whoever holds an older one neither writes nor deletes any more
@@ -13,12 +13,14 @@
 //!   have to create. The LIST of [`still_owner`] only stops early what could not succeed, and deletes.
 //! - A holder that may be alive is not pushed aside by another: it wins by being younger than
 //!   [`TAKEOVER_AFTER`]. The same holder may come back at once, its own predecessor is fenced then.
+//! - Who holds an ordinal as a [ward](Role::Ward) gives way at once to the node whose own it is, and
+//!   what is [released](Role::Released) is anybody's.
 //!
 //! Clocks: ages compare the wall clock of one node with that of another. Skew makes a takeover early
 //! or late, never unsafe: what is safe rests on conditional creates alone. A sign of life from the
 //! future counts as fresh.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use thiserror::Error;
@@ -26,8 +28,8 @@ use tokio::time::Instant;
 
 use super::{
     bucket::{Bucket, BucketError, BucketErrorKind},
-    format::{Alive, EpochRecord, HOLDER_BYTES_MAX},
-    names::{EpochId, Owner},
+    format::{Alive, EpochRecord, HOLDER_BYTES_MAX, Role},
+    names::{ClusterName, EpochId, Owner},
 };
 use crate::error::{Error as TierError, ErrorKind};
 
@@ -141,6 +143,84 @@ fn bucket_kind(error: &BucketError) -> ErrorKind {
     }
 }
 
+/// Who wants to open an epoch, and as what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim<'a> {
+    /// The lasting name of the node, or whatever else should be known to have done it.
+    pub holder: &'a str,
+    /// As what the epoch will be held.
+    pub role: Role,
+    /// Although another holder is alive.
+    pub force: bool,
+}
+
+impl<'a> Claim<'a> {
+    /// That of the node itself.
+    #[must_use]
+    pub fn own(holder: &'a str) -> Self {
+        Self::of(holder, Role::Own)
+    }
+
+    /// That of a node in this role.
+    pub(super) fn of(holder: &'a str, role: Role) -> Self {
+        Self { holder, role, force: false }
+    }
+
+    /// That of somebody who knows that the holder is gone, so that another can have the ordinal.
+    #[must_use]
+    pub fn release(by: &'a str, force: bool) -> Self {
+        Self { holder: by, role: Role::Released, force }
+    }
+}
+
+/// What was seen of who has an ordinal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sighting {
+    /// Its newest epoch.
+    pub epoch: u64,
+    /// What the epoch's object says, if it can be read.
+    pub record: Option<EpochRecord>,
+    /// Who was seen last in it, and when, in milliseconds since 1970.
+    pub last: Option<(String, u64)>,
+}
+
+impl Sighting {
+    /// As what it is held, as far as that can be read.
+    #[must_use]
+    pub fn role(&self) -> Role {
+        self.record.as_ref().map_or(Role::Own, |record| record.role)
+    }
+
+    /// For how long nothing has been seen of whoever has it.
+    #[must_use]
+    pub fn age(&self, now_unix_ms: u64) -> Duration {
+        let seen = self.last.as_ref().map_or(0, |(_, at)| *at);
+        Duration::from_millis(now_unix_ms.saturating_sub(seen))
+    }
+
+    /// Who has it and may be alive.
+    #[must_use]
+    pub fn alive(&self, now_unix_ms: u64) -> Option<&str> {
+        let is_alive = self.role().is_held() && self.age(now_unix_ms) < TAKEOVER_AFTER;
+        let (holder, _) = self.last.as_ref().filter(|_| is_alive)?;
+        Some(holder)
+    }
+
+    fn refuse(&self, owner: &Owner, claim: Claim<'_>, now_unix_ms: u64) -> Result<(), OwnerError> {
+        let returns = self.role() == Role::Ward && claim.role == Role::Own;
+        match self.alive(now_unix_ms).filter(|other| *other != claim.holder) {
+            Some(other) if !returns && !claim.force => Err(OwnerError::Held {
+                ordinal: owner.ordinal,
+                holder: other.to_owned(),
+                age: self.age(now_unix_ms),
+                sign: owner.alive_name(),
+                epoch_name: owner.epoch(self.epoch).name(&owner.cluster),
+            }),
+            Some(_) | None => Ok(()),
+        }
+    }
+}
+
 /// An epoch that this process has opened. It may be over at any time: see [`still_owner`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
@@ -162,7 +242,7 @@ impl Ownership {
     }
 }
 
-/// Opens the next epoch of an ordinal for `holder`, the lasting name of a node.
+/// Opens the next epoch of an ordinal.
 ///
 /// # Errors
 /// `Held` while another holder is alive, and what the bucket says: `Unsupported` if it has no
@@ -173,10 +253,11 @@ impl Ownership {
 pub async fn open_epoch(
     bucket: &Bucket,
     owner: &Owner,
-    holder: &str,
+    claim: Claim<'_>,
     now_unix_ms: u64,
     deadline: Instant,
 ) -> Result<Ownership, OwnerError> {
+    let holder = claim.holder;
     if !(1..=HOLDER_BYTES_MAX).contains(&holder.len()) {
         return Err(OwnerError::Holder { bytes: holder.len() });
     }
@@ -184,12 +265,9 @@ pub async fn open_epoch(
         let older = epochs(bucket, owner, deadline).await?;
         let mut previous = None;
         if let Some(&newest) = older.last() {
-            let record = read_epoch(bucket, owner, newest, deadline).await?;
-            let alive =
-                read_alive(bucket, owner, deadline).await?.filter(|it| it.id.epoch == newest);
-            let last = last_sign(record.as_ref(), alive.as_ref());
-            refuse_while_alive(owner, newest, last, holder, now_unix_ms)?;
-            previous = record.map(|record| (newest, record));
+            let seen = sight(bucket, owner, newest, deadline).await?;
+            seen.refuse(owner, claim, now_unix_ms)?;
+            previous = seen.record.map(|record| (newest, record));
         }
         let epoch = older.last().map_or(1, |newest| newest.saturating_add(1));
         let adopted_from = previous.as_ref().filter(|(_, record)| record.holder != holder);
@@ -197,6 +275,7 @@ pub async fn open_epoch(
             cluster: owner.cluster.clone(),
             id: owner.epoch(epoch),
             holder: holder.to_owned(),
+            role: claim.role,
             opened_unix_ms: now_unix_ms,
             adopted_from: adopted_from.map(|(epoch, _)| *epoch),
         };
@@ -210,6 +289,45 @@ pub async fn open_epoch(
         }
     }
     Err(OwnerError::Contended { ordinal: owner.ordinal })
+}
+
+/// Looks at who has an ordinal; `None` if it has no epochs: nobody ever had it.
+///
+/// # Errors
+/// What the bucket says.
+///
+/// # Cancel safety
+/// Safe.
+pub async fn look(
+    bucket: &Bucket,
+    owner: &Owner,
+    deadline: Instant,
+) -> Result<Option<Sighting>, OwnerError> {
+    match epochs(bucket, owner, deadline).await?.last() {
+        Some(&newest) => Ok(Some(sight(bucket, owner, newest, deadline).await?)),
+        None => Ok(None),
+    }
+}
+
+/// The newest epoch of each ordinal of a cluster that has any.
+///
+/// # Errors
+/// What the bucket says.
+///
+/// # Cancel safety
+/// Safe.
+pub async fn newest_epochs(
+    bucket: &Bucket,
+    cluster: &ClusterName,
+    deadline: Instant,
+) -> Result<BTreeMap<u32, u64>, OwnerError> {
+    let listed = bucket.list(&cluster.epochs_prefix(), deadline).await?;
+    let mut newest = BTreeMap::new();
+    for (_, id) in listed.iter().filter_map(|object| EpochId::parse(&object.name)) {
+        let known = newest.entry(id.ordinal).or_insert(id.epoch);
+        *known = id.epoch.max(*known);
+    }
+    Ok(newest)
 }
 
 /// Whether no newer epoch exists. It may exist a moment later: only conditional creates decide.
@@ -277,6 +395,21 @@ pub(super) async fn read_epoch(
     Ok(record.filter(|record| record.id == owner.epoch(epoch) && record.cluster == owner.cluster))
 }
 
+/// What there is to see of an epoch.
+pub(super) async fn sight(
+    bucket: &Bucket,
+    owner: &Owner,
+    epoch: u64,
+    deadline: Instant,
+) -> Result<Sighting, OwnerError> {
+    let record = read_epoch(bucket, owner, epoch, deadline).await?;
+    let alive = read_alive(bucket, owner, deadline).await?.filter(|it| it.id.epoch == epoch);
+    let opened = record.as_ref().map(|record| (record.holder.clone(), record.opened_unix_ms));
+    let beaten = alive.map(|alive| (alive.holder, alive.seen_unix_ms));
+    let last = opened.into_iter().chain(beaten).max_by_key(|(_, at)| *at);
+    Ok(Sighting { epoch, record, last })
+}
+
 async fn read_alive(
     bucket: &Bucket,
     owner: &Owner,
@@ -306,39 +439,6 @@ async fn epochs(bucket: &Bucket, owner: &Owner, deadline: Instant) -> Result<Vec
     let mut epochs: Vec<_> = ids.map(|(_, id)| id.epoch).collect();
     epochs.sort_unstable();
     Ok(epochs)
-}
-
-/// Who holds the newest epoch, and when it was seen last.
-fn last_sign<'a>(
-    record: Option<&'a EpochRecord>,
-    alive: Option<&'a Alive>,
-) -> Option<(&'a str, u64)> {
-    let opened = record.map(|record| (record.holder.as_str(), record.opened_unix_ms));
-    let beaten = alive.map(|alive| (alive.holder.as_str(), alive.seen_unix_ms));
-    opened.into_iter().chain(beaten).max_by_key(|(_, at)| *at)
-}
-
-fn refuse_while_alive(
-    owner: &Owner,
-    newest: u64,
-    last: Option<(&str, u64)>,
-    holder: &str,
-    now_unix_ms: u64,
-) -> Result<(), OwnerError> {
-    let Some((other, at_unix_ms)) = last.filter(|(other, _)| *other != holder) else {
-        return Ok(());
-    };
-    let age = Duration::from_millis(now_unix_ms.saturating_sub(at_unix_ms));
-    if age >= TAKEOVER_AFTER {
-        return Ok(());
-    }
-    Err(OwnerError::Held {
-        ordinal: owner.ordinal,
-        holder: other.to_owned(),
-        age,
-        sign: owner.alive_name(),
-        epoch_name: owner.epoch(newest).name(&owner.cluster),
-    })
 }
 
 #[cfg(test)]

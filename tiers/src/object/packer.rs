@@ -11,10 +11,13 @@ use std::{
 };
 
 use tokio::{
-    sync::oneshot,
+    sync::{mpsc, oneshot},
     time::{Instant, sleep_until},
 };
 
+mod repack;
+
+pub(super) use self::repack::Victim;
 use super::{
     Core,
     catalog::{PackInfo, PackNumber},
@@ -25,7 +28,8 @@ use super::{
 use crate::{
     error::{Error, ErrorKind, Result},
     key::IndexKey,
-    store::{RunBlock, RunId, Runs, Uncopied, Wanted},
+    map::Location,
+    store::{Above, RunBlock, RunId, Runs, Uncopied, Wanted},
     tier::Tier,
 };
 
@@ -46,9 +50,10 @@ const UPLOAD_DEADLINE: Duration = Duration::from_secs(300);
 /// Which blocks are worth storing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ObjectAdmission {
-    /// Those that were read since they were put: what was read once is read again more often than not.
+    /// Those that were read since they were put, which are read again more often than others, and those
+    /// of long chains, which cost more to compute again.
     #[default]
-    Reused,
+    Worthwhile,
     /// All of them.
     All,
 }
@@ -56,7 +61,7 @@ pub enum ObjectAdmission {
 impl ObjectAdmission {
     fn admits(self, block: Uncopied) -> bool {
         match self {
-            Self::Reused => block.reused,
+            Self::Worthwhile => block.reused || block.in_long_chain,
             Self::All => true,
         }
     }
@@ -76,23 +81,54 @@ pub(super) struct Packer {
     core: Arc<Core>,
     runs: Arc<dyn Runs>,
     looks: HashMap<RunId, Look>,
+    /// Packs of which is to be packed again what stays.
+    victims: mpsc::Receiver<Vec<Victim>>,
+}
+
+/// Where a block of a new pack is from.
+#[derive(Debug)]
+enum Packed {
+    /// A run of nvme.
+    Copied(RunBlock),
+    /// Another pack.
+    Moved(Wanted),
+}
+
+impl Packed {
+    /// Tells the map of the block's place in the pack; false if it does not want it any more.
+    fn tell(&self, above: &dyn Above, to: Location) -> bool {
+        match self {
+            Self::Copied(block) => {
+                above.copied(&block.wanted(), Tier::Object, to, &block.checksums)
+            }
+            Self::Moved(from) => above.moved(Tier::Object, from, to),
+        }
+    }
 }
 
 impl Packer {
-    pub(super) fn new(core: Arc<Core>, runs: Arc<dyn Runs>) -> Self {
-        Self { core, runs, looks: HashMap::new() }
+    pub(super) fn new(
+        core: Arc<Core>,
+        runs: Arc<dyn Runs>,
+        victims: mpsc::Receiver<Vec<Victim>>,
+    ) -> Self {
+        Self { core, runs, looks: HashMap::new(), victims }
     }
 
     /// Packs what there is to pack, for as long as the node may write.
     pub(super) async fn run(mut self) {
         let mut next = Instant::now();
         loop {
-            if !self.core.epoch.wait().await {
+            if !self.core.seats.own().epoch.wait().await {
                 break;
             }
             tokio::select! {
-                () = self.core.epoch.lost() => {
+                () = self.core.seats.own().epoch.lost() => {
                     self.runs.hold_unoffered(false);
+                    continue;
+                }
+                Some(victims) = self.victims.recv() => {
+                    self.repack(victims).await;
                     continue;
                 }
                 () = sleep_until(next) => {}
@@ -103,15 +139,19 @@ impl Packer {
             // A bucket that fails must not hold up nvme.
             self.runs.hold_unoffered(looked.is_ok());
             if let Err(error) = looked {
-                self.core.metrics.pack_failures.inc();
-                if let Some(left_out) = self.core.failed_packs.turn() {
-                    tracing::warn!(%error, left_out, "object packs cannot be made now");
-                }
+                self.failed(&error);
                 next = Instant::now() + FAILED_PAUSE;
                 sleep_until(next).await;
             }
         }
         self.runs.hold_unoffered(false);
+    }
+
+    fn failed(&self, error: &Error) {
+        self.core.metrics.pack_failures.inc();
+        if let Some(left_out) = self.core.failed_packs.turn() {
+            tracing::warn!(%error, left_out, "object packs cannot be made now");
+        }
     }
 
     /// Looks at all runs that are due.
@@ -123,6 +163,9 @@ impl Packer {
         for (run, leaves) in
             leaving.iter().map(|run| (*run, true)).chain(later.map(|run| (run, false)))
         {
+            if let Ok(victims) = self.victims.try_recv() {
+                self.repack(victims).await;
+            }
             let due = self
                 .looks
                 .get(&run)
@@ -167,28 +210,40 @@ impl Packer {
     /// Makes one pack of the first of these blocks; returns those that did not fit.
     async fn pack(&mut self, blocks: Vec<RunBlock>) -> Result<Vec<RunBlock>> {
         // Before the first block is read: what is removed from then on is noted for this pack, too.
-        let (done, number) = oneshot::channel();
-        self.core.keep(Keep::Number { done }).await?;
-        let lost = |_dropped| Error::new(ErrorKind::Unavailable, "pack without an epoch");
-        let id = number.await.map_err(lost)?;
+        let id = self.number(false).await?;
         let mut rest = VecDeque::from(blocks);
         match self.fill(&mut rest).await {
-            Ok((builder, packed)) if !packed.is_empty() => {
-                self.deliver(id, builder, packed).await?;
-            }
-            filled => {
-                self.core.keep(Keep::GiveUp(id)).await?;
-                filled?;
+            Ok((builder, packed)) => self.settle(id, builder, packed).await?,
+            Err(error) => {
+                self.give_up(id, 0).await?;
+                return Err(error);
             }
         }
         Ok(rest.into())
     }
 
-    /// Fills a pack with the first of these blocks.
-    async fn fill(&self, rest: &mut VecDeque<RunBlock>) -> Result<(PackBuilder, Vec<RunBlock>)> {
+    /// A number for a pack, if there is room for it in the bucket.
+    async fn number(&self, again: bool) -> Result<PackId> {
+        let (done, number) = oneshot::channel();
+        self.core.seats.own().keep(Keep::Number { again, done }).await?;
+        let lost = |_dropped| Error::new(ErrorKind::Unavailable, "pack without an epoch");
+        number.await.map_err(lost)?
+    }
+
+    /// There will be no pack of this number, but perhaps so many bytes of it.
+    async fn give_up(&self, id: PackId, bytes: u64) -> Result<()> {
+        self.core.seats.own().keep(Keep::GiveUp { id, bytes }).await
+    }
+
+    fn builder(&self) -> PackBuilder {
         let config = &self.core.config;
         let cluster = config.owner.cluster.clone();
-        let mut builder = PackBuilder::new(cluster, config.pack_bytes, CodingPolicy::Compressed);
+        PackBuilder::new(cluster, config.pack_bytes, CodingPolicy::Compressed)
+    }
+
+    /// Fills a pack with the first of these blocks.
+    async fn fill(&self, rest: &mut VecDeque<RunBlock>) -> Result<(PackBuilder, Vec<Packed>)> {
+        let mut builder = self.builder();
         let (mut packed, mut is_full) = (Vec::new(), false);
         while !is_full && !rest.is_empty() {
             let step = self.read_some(rest).await?;
@@ -196,7 +251,7 @@ impl Packer {
             let step = encoded
                 .map_err(|error| Error::new(ErrorKind::Internal, "encode a pack").because(error))?;
             builder = step.builder;
-            packed.extend(step.packed);
+            packed.extend(step.packed.into_iter().map(Packed::Copied));
             is_full = !step.left.is_empty();
             step.left.into_iter().rev().for_each(|block| rest.push_front(block));
         }
@@ -217,22 +272,27 @@ impl Packer {
         Ok(step)
     }
 
-    /// Uploads a pack and tells the map, and the keeper, who makes sure that it is found again.
-    async fn deliver(&self, id: PackId, builder: PackBuilder, blocks: Vec<RunBlock>) -> Result<()> {
+    /// Uploads a pack, if anything is in it, and tells the map, and the keeper, who makes sure that it is
+    /// found again.
+    async fn settle(&self, id: PackId, builder: PackBuilder, blocks: Vec<Packed>) -> Result<()> {
+        if blocks.is_empty() {
+            return self.give_up(id, 0).await;
+        }
         let pack = builder.finish(id, self.core.now_unix_ms());
         let (bytes, name) = (pack.bytes(), id.name(&self.core.config.owner.cluster));
         let deadline = Instant::now() + UPLOAD_DEADLINE;
         if let Err(error) = self.core.bucket.put(&name, pack.body, deadline).await {
-            self.core.keep(Keep::GiveUp(id)).await?;
+            self.give_up(id, bytes).await?;
             return Err(error.into());
         }
         let footer = pack.footer;
         self.count(&footer);
-        let created_unix_ms = footer.created_unix_ms;
-        let number =
-            self.core.catalog.insert(PackInfo { id, name, bytes, created_unix_ms }, &footer);
+        let (created_unix_ms, made_at) = (footer.created_unix_ms, self.core.touches());
+        let info = PackInfo { id, name, bytes, created_unix_ms, made_at };
+        let number = self.core.catalog.insert(info, &footer);
         let unwanted = self.tell(number, &footer, &blocks);
-        self.core.keep(Keep::Name { footer: Box::new(footer), unwanted }).await
+        let again = matches!(blocks.first(), Some(Packed::Moved(_)));
+        self.core.seats.own().keep(Keep::Name { footer: Box::new(footer), unwanted, again }).await
     }
 
     fn count(&self, footer: &Footer) {
@@ -246,14 +306,13 @@ impl Packer {
 
     /// Tells the map of the blocks of a pack; those that it does not want any more: removed while they
     /// were packed, they must not come back with the pack.
-    fn tell(&self, number: PackNumber, footer: &Footer, blocks: &[RunBlock]) -> Vec<IndexKey> {
+    fn tell(&self, number: PackNumber, footer: &Footer, blocks: &[Packed]) -> Vec<IndexKey> {
         let mut unwanted = Vec::new();
         let above = self.core.above();
         for (index, (block, entry)) in blocks.iter().zip(&footer.entries).enumerate() {
             let Some(location) = number.location(index) else { continue };
-            let is_wanted = above.as_ref().is_some_and(|above| {
-                above.copied(&block.wanted(), Tier::Object, location, &block.checksums)
-            });
+            let is_wanted =
+                above.as_ref().is_some_and(|above| block.tell(above.as_ref(), location));
             if !is_wanted {
                 self.core.catalog.kill(location);
                 unwanted.push(entry.key);

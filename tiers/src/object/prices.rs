@@ -8,8 +8,8 @@ use crate::{
     limits::GIB,
 };
 
-/// Prices of an object store, in whatever currency. An estimate: traffic out of the region and minimum
-/// storage times are not in it.
+/// Prices of an object store, finite and in whatever currency. An estimate: traffic out of the region
+/// and minimum storage times are not in it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prices {
     /// Of 1000 requests that write or list.
@@ -20,8 +20,11 @@ pub struct Prices {
     pub gib: f64,
 }
 
+// Prices are finite.
+impl Eq for Prices {}
+
 impl Default for Prices {
-    /// In dollars: S3 Standard in us-east-1, the most quoted ones.
+    /// In dollars: the list prices of S3 Standard in us-east-1 in 2026, which are those of 2017.
     fn default() -> Self {
         Self { put: 0.005, get: 0.0004, gib: 0.023 }
     }
@@ -75,10 +78,10 @@ impl FromStr for Prices {
         let mut prices = Self::default();
         for item in text.split(',') {
             let refuse = || {
-                Error::invalid(format!(
-                    "object_prices: {item} given; put=PRICE, get=PRICE and gib=PRICE allowed, with \
-                     prices of at least 0"
-                ))
+                Error::invalid(
+                    "put=PRICE, get=PRICE and gib=PRICE, with commas between them and prices of at \
+                     least 0",
+                )
             };
             let (name, price) = item.split_once('=').ok_or_else(refuse)?;
             let price: f64 = price.parse().map_err(|source| refuse().because(source))?;
@@ -108,7 +111,7 @@ mod tests {
         assert_eq!(prices.to_string().parse::<Prices>().unwrap(), prices);
         for bad in ["", "put", "put=", "put=x", "put=-1", "put=nan", "egress=1", "put=1;get=1"] {
             let error = bad.parse::<Prices>().unwrap_err().to_string();
-            assert!(error.contains("object_prices"), "{bad}: {error}");
+            assert!(error.contains("put=PRICE"), "{bad}: {error}");
         }
     }
 }

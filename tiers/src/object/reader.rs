@@ -25,9 +25,9 @@ use crate::store::BoxFuture;
 const GATHER: Duration = Duration::from_millis(1);
 /// Bytes between two blocks that are read and thrown away rather than asked for around: what a store
 /// delivers in a few milliseconds.
-const GAP_BYTES_MAX: u64 = 256 << 10;
-/// The most asked for in one request, unless one block is larger.
-const RUN_BYTES_MAX: u64 = 4 << 20;
+pub(super) const GAP_BYTES_MAX: u64 = 256 << 10;
+/// The most bytes asked for in one request, unless one block is larger.
+pub const RUN_BYTES_MAX: u64 = 4 << 20;
 /// Requests under way at once: with the size of each, what reads hold of memory.
 const RUNS_MAX: usize = 8;
 /// Reads that wait; more are refused.

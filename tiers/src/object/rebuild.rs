@@ -73,6 +73,8 @@ pub struct Rebuilt {
     pub packs: Vec<RebuiltPack>,
     /// Packs that are not used any more, and whose objects may still be there.
     pub dropped: Vec<PackId>,
+    /// Of these and of `leftovers`, those whose objects are there, and their bytes.
+    pub waiting: Vec<(PackId, u64)>,
     /// How many of the packs no object of the log named.
     pub adopted: usize,
     /// Packs without a name that are not adopted.
@@ -282,6 +284,7 @@ impl Source<'_> {
         }
         let named = |id: &PackId| folded.packs.contains_key(id) || folded.dropped.contains(id);
         let mut unnamed = self.list_packs().await?;
+        found.waiting = unnamed.clone();
         unnamed.retain(|(id, _)| !named(id));
         for end in self.read_ends(unnamed).await? {
             found.footers += 1;
@@ -293,6 +296,8 @@ impl Source<'_> {
         }
         found.orphans.sort_unstable_by_key(|pack| pack.id);
         found.leftovers.sort_unstable();
+        let left = |id: &PackId| folded.dropped.contains(id) || found.leftovers.contains(id);
+        found.waiting.retain(|(id, _)| left(id));
         Ok(found)
     }
 
@@ -316,6 +321,18 @@ impl Source<'_> {
             (id.ordinal == self.owner.ordinal).then_some((id, object.bytes))
         });
         Ok(packs.collect())
+    }
+
+    /// The footer of a pack of the ordinal; `None` if the object is not there, or is no such pack.
+    pub(super) async fn read_footer(
+        &self,
+        id: PackId,
+        bytes: u64,
+    ) -> Result<Option<Footer>, OwnerError> {
+        Ok(match self.read_end(id, bytes).await? {
+            End::Ours(pack) => Some(pack.footer),
+            End::NoPack(_) | End::Newer => None,
+        })
     }
 
     /// Reads trailers and footers, in no order.
@@ -366,6 +383,8 @@ impl Source<'_> {
 pub(super) struct Unnamed {
     pub(super) orphans: Vec<RebuiltPack>,
     pub(super) leftovers: Vec<PackId>,
+    /// Objects of packs that are dropped or left over, and their bytes.
+    pub(super) waiting: Vec<(PackId, u64)>,
     /// Footers that were read.
     pub(super) footers: usize,
 }

@@ -7,13 +7,17 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{Core, bucket::BucketErrorKind, catalog::Stored, codec, keeper::Keep, reader::Request};
+use super::{
+    Core, bucket::BucketErrorKind, catalog::Stored, codec, keeper::Keep, reader::Request,
+    seats::Seat,
+};
 use crate::{
     block::BlockHash,
     error::{Error, ErrorKind, Result},
@@ -51,7 +55,7 @@ struct Suspicion {
     since: Instant,
 }
 
-/// The object tier. Everything but reads goes through its keeper, see the module.
+/// The object tier. Everything but reads goes through its keepers, see the module.
 #[derive(Debug)]
 pub struct ObjectStore {
     core: Arc<Core>,
@@ -134,20 +138,28 @@ impl ObjectStore {
         decode(stored, bytes, into).await
     }
 
-    /// Asks the keeper to write a removal down, and waits until it is written.
-    fn note_removal<'a>(
+    /// Asks keepers to write removals down, and waits until they are written.
+    fn note_removals<'a>(
         &'a self,
-        op: impl FnOnce(oneshot::Sender<Result<()>>) -> Keep,
+        asks: Vec<(Arc<Seat>, Vec<IndexKey>)>,
+        op: fn(Vec<IndexKey>, oneshot::Sender<Result<()>>) -> Keep,
     ) -> BoxFuture<'a, Result<()>> {
-        let (done, noted) = oneshot::channel();
-        let asked = self.core.try_keep(op(done));
+        let asked = asks.into_iter().map(|(seat, keys)| {
+            let (done, noted) = oneshot::channel();
+            seat.try_keep(op(keys, done)).map(|()| noted)
+        });
+        let asked: Vec<_> = asked.collect();
         Box::pin(async move {
-            asked?;
-            let ended = || Error::new(ErrorKind::Unavailable, "remove: the object tier has ended");
-            let noted = timeout(REMOVE_DEADLINE, noted).await.map_err(|_elapsed| {
-                Error::new(ErrorKind::Timeout, "remove: the object store does not answer")
-            })?;
-            noted.map_err(|_dropped| ended())?
+            let deadline = Instant::now() + REMOVE_DEADLINE;
+            let ended =
+                |_dropped| Error::new(ErrorKind::Unavailable, "remove: the object tier has ended");
+            for noted in asked {
+                let noted = timeout_at(deadline, noted?).await.map_err(|_elapsed| {
+                    Error::new(ErrorKind::Timeout, "remove: the object store does not answer")
+                })?;
+                noted.map_err(ended)??;
+            }
+            Ok(())
         })
     }
 
@@ -156,7 +168,8 @@ impl ObjectStore {
         let what = match refusal {
             BucketErrorKind::NotFound => {
                 // If there is no room to tell the keeper, the next read of the pack does.
-                drop(self.core.try_keep(Keep::Lost(stored.number)));
+                let seat = self.core.seats.of(stored.pack.id.ordinal);
+                drop(seat.map(|seat| seat.try_keep(Keep::Lost(stored.number))));
                 return Tried::Not(Ok(Load::Miss));
             }
             BucketErrorKind::Busy(after) => return Tried::Not(Ok(Load::Busy(after))),
@@ -233,10 +246,20 @@ impl BlockStore for ObjectStore {
     }
 
     fn remove<'a>(&'a self, blocks: &'a [Wanted]) -> BoxFuture<'a, Result<()>> {
-        // Unreadable from now on, also while the bucket is being told.
-        let killed = blocks.iter().filter(|block| self.core.catalog.kill(block.location));
-        let keys: Vec<IndexKey> = killed.map(IndexKey::of).collect();
-        self.note_removal(|done| Keep::Remove { keys, done })
+        let mut asks: Vec<_> = self.core.seats.all().into_iter().map(|seat| (seat, None)).collect();
+        for block in blocks {
+            let ordinal = self.core.catalog.ordinal_of(block.location);
+            let of = asks.iter().position(|(seat, _)| Some(seat.owner.ordinal) == ordinal);
+            // Unreadable from now on, also while the bucket is being told.
+            let killed = self.core.catalog.kill(block.location);
+            // The own keeper, who is first, may not have said yet that the pack is dropped.
+            if let Some((_, keys)) = asks.get_mut(of.unwrap_or(0)) {
+                // Whoever removed it before may still wait until the bucket knows.
+                keys.get_or_insert_with(Vec::new).extend(killed.then(|| IndexKey::of(block)));
+            }
+        }
+        let asks = asks.into_iter().filter_map(|(seat, keys)| Some((seat, keys?)));
+        self.note_removals(asks.collect(), |keys, done| Keep::Remove { keys, done })
     }
 
     fn removed<'a>(
@@ -246,18 +269,28 @@ impl BlockStore for ObjectStore {
     ) -> BoxFuture<'a, Result<()>> {
         let keys = hashes.iter().map(|hash| IndexKey { namespace, hash: *hash });
         let keys: Vec<IndexKey> = keys.collect();
-        if let Some(unfound) = self.core.unfound.lock().as_mut() {
-            let room = UNFOUND_MAX.saturating_sub(unfound.len());
-            unfound.extend(keys.into_iter().take(room));
+        let (mut asks, mut too_early) = (Vec::new(), false);
+        for seat in self.core.seats.all() {
+            if let Some(unfound) = seat.unfound.lock().as_mut() {
+                let room = UNFOUND_MAX.saturating_sub(unfound.len());
+                unfound.extend(keys.iter().copied().take(room));
+                too_early = true;
+                continue;
+            }
+            asks.push((seat, keys.clone()));
+        }
+        let noted = self.note_removals(asks, |keys, done| Keep::Removed { keys, done });
+        if too_early {
             let what = "remove from the object tier: it has not found its blocks yet, and if this \
                         node restarts before it has they may come back; then remove them again";
-            return Box::pin(async move { Err(Error::new(ErrorKind::Unavailable, what)) });
+            let early = Error::new(ErrorKind::Unavailable, what);
+            return Box::pin(async move { noted.await.and(Err(early)) });
         }
-        self.note_removal(|done| Keep::Removed { keys, done })
+        noted
     }
 
     fn shed(&self) {
-        self.core.shed.notify_one();
+        self.core.seats.all().iter().for_each(|seat| seat.shed.notify_one());
     }
 
     fn usage(&self) -> StoreUsage {
@@ -275,15 +308,17 @@ impl BlockStore for ObjectStore {
             if self.reads.lock().take().is_none() {
                 return Ok(());
             }
-            let (done, closed) = oneshot::channel();
-            let closing = async {
-                self.core.keep_last(Keep::Close { done }).await?;
+            let closing = self.core.seats.close().into_iter().map(async |seat| {
+                let (done, closed) = oneshot::channel();
+                seat.keep_last(Keep::Close { done }).await?;
                 let ended = |_dropped| Error::new(ErrorKind::Unavailable, "close the object tier");
                 closed.await.map_err(ended)
-            };
-            timeout(CLOSE_DEADLINE, closing).await.map_err(|_elapsed| {
+            });
+            let closed = timeout(CLOSE_DEADLINE, join_all(closing)).await.map_err(|_elapsed| {
                 Error::new(ErrorKind::Timeout, "close the object tier: the store does not answer")
-            })?
+            })?;
+            // What the keeper of a ward did not say, the next one finds.
+            closed.into_iter().next().unwrap_or(Ok(()))
         })
     }
 }

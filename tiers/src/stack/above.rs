@@ -29,7 +29,7 @@ const SAMPLE_PLACES: usize = 1024;
 
 /// Blocks that are being copied, with what the tier said of the copy before the map knew it.
 #[derive(Debug, Default)]
-pub(crate) struct Early(Mutex<HashMap<BlockKey, Option<Said>>>);
+pub(crate) struct Early(Mutex<HashMap<BlockKey, UnderWay>>);
 
 /// A block is being copied, until this is dropped.
 pub(super) struct Copying<'a> {
@@ -43,9 +43,14 @@ impl Drop for Copying<'_> {
     }
 }
 
+#[derive(Debug)]
+struct UnderWay {
+    to: Tier,
+    said: Option<Said>,
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Said {
-    tier: Tier,
     from: Location,
     /// Where it is now; none if it has left.
     to: Option<Location>,
@@ -53,30 +58,29 @@ struct Said {
 
 impl Early {
     /// A copy of the block is about to be made; there is one at a time.
-    pub(super) fn begin(&self, key: BlockKey) -> Copying<'_> {
-        self.0.lock().insert(key, None);
+    pub(super) fn begin(&self, key: BlockKey, to: Tier) -> Copying<'_> {
+        self.0.lock().insert(key, UnderWay { to, said: None });
         Copying { early: self, key }
     }
 
-    fn has(&self, key: BlockKey) -> bool {
-        self.0.lock().contains_key(&key)
+    fn has(&self, key: BlockKey, to: Tier) -> bool {
+        self.0.lock().get(&key).is_some_and(|copy| copy.to == to)
     }
 
+    /// Notes what the tier that the block is being copied to says of the copy.
     fn say(&self, key: BlockKey, said: Said) {
         let mut early = self.0.lock();
-        let Some(place) = early.get_mut(&key) else { return };
-        match place {
-            Some(known) if known.tier == said.tier && known.to == Some(said.from) => {
-                known.to = said.to;
-            }
-            Some(_) | None => *place = Some(said),
+        let Some(copy) = early.get_mut(&key) else { return };
+        match &mut copy.said {
+            Some(known) if known.to == Some(said.from) => known.to = said.to,
+            Some(_) | None => copy.said = Some(said),
         }
     }
 
     /// Where a copy made at `made` is by now; none if it has left. From now on the map knows.
-    pub(super) fn take(&self, key: BlockKey, tier: Tier, made: Location) -> Option<Location> {
-        match self.0.lock().remove(&key).flatten() {
-            Some(said) if said.tier == tier && said.from == made => said.to,
+    pub(super) fn take(&self, key: BlockKey, made: Location) -> Option<Location> {
+        match self.0.lock().remove(&key).and_then(|copy| copy.said) {
+            Some(said) if said.from == made => said.to,
             Some(_) | None => Some(made),
         }
     }
@@ -124,19 +128,18 @@ impl Above for Shared {
             let Some(at) = self.at(block) else { continue };
             self.map.with(at, |shard| {
                 if self.is_being_copied(shard, at, tier) {
-                    self.early.say(at.key, Said { tier, from: block.location, to: None });
+                    self.early.say(at.key, Said { from: block.location, to: None });
                 }
             });
             self.drop_location(tier, at, block.location);
         }
     }
 
-    fn moved(&self, block: &Wanted, to: Location) -> bool {
+    fn moved(&self, tier: Tier, block: &Wanted, to: Location) -> bool {
         let Some(at) = self.at(block) else { return false };
-        let tier = Tier::Nvme;
         self.map.with(at, |shard| {
             if self.is_being_copied(shard, at, tier) {
-                self.early.say(at.key, Said { tier, from: block.location, to: Some(to) });
+                self.early.say(at.key, Said { from: block.location, to: Some(to) });
                 return true;
             }
             let entry = shard.find(at).and_then(|id| shard.get_mut(id));
@@ -148,6 +151,10 @@ impl Above for Shared {
                 Some(_) | None => false,
             }
         })
+    }
+
+    fn clock(&self) -> u64 {
+        self.map.clock()
     }
 
     fn ages(&self, tier: Tier, blocks: &[Wanted]) -> Vec<Option<u64>> {
@@ -192,8 +199,11 @@ impl Above for Shared {
                 let entry = shard.entry(at)?;
                 let is_here = entry.cold(from) == Some(block.location)
                     || self.is_being_copied(shard, at, from);
-                (is_here && entry.cold(to).is_none())
-                    .then_some(Uncopied { age: entry.age, reused: entry.read })
+                (is_here && entry.cold(to).is_none()).then(|| Uncopied {
+                    age: entry.age,
+                    reused: entry.read,
+                    in_long_chain: self.contexts.is_long(entry.context),
+                })
             })
         };
         blocks.iter().map(uncopied).collect()
@@ -247,7 +257,7 @@ impl Shared {
     /// A copy may be on the tier that the map is about to be told of.
     fn is_being_copied(&self, shard: &Shard, at: Hashed, tier: Tier) -> bool {
         let unknown = |entry: &Entry| entry.payload.is_some() && entry.cold(tier).is_none();
-        shard.entry(at).is_some_and(unknown) && self.early.has(at.key)
+        shard.entry(at).is_some_and(unknown) && self.early.has(at.key, tier)
     }
 
     /// Puts a block that was found into the map, if that has room for it and nothing better.
@@ -281,7 +291,10 @@ impl Shared {
         if !is_same && entry.tiers().any(|other| other != tier) {
             return Change::None;
         }
-        let Some(place) = entry.cold_mut(tier) else { return Change::None };
+        let Some(place) = entry.cold_mut(tier).filter(|place| block.replaces || place.is_none())
+        else {
+            return Change::None;
+        };
         if place.replace(block.location).is_none() {
             shard.push(stored(at.key, tier));
             self.count_copy(tier, true);

@@ -9,17 +9,28 @@
 //!
 //! Why not per client: most blocks of one client are never read again, so a bound on its unread bytes
 //! would replace the eviction policy instead of guarding it.
+//!
+//! A context also says how long its chain was put: that is remembered of long ones when their blocks have
+//! left dram, for who decides what is worth a copy on the object tier.
 
 use std::{collections::HashMap, num::NonZeroUsize};
 
 use lru::LruCache;
 use parking_lot::Mutex;
 
-use crate::block::BlockKey;
+use crate::{
+    block::BlockKey,
+    limits::{LONG_CHAIN_TOKENS, LONG_CHAINS_MAX},
+};
 
 /// How many batches are remembered by their last block: far more than clients put at one time.
 const BATCH_TAILS_MAX: NonZeroUsize = match NonZeroUsize::new(4096) {
     Some(tails) => tails,
+    None => NonZeroUsize::MIN,
+};
+
+const LONG_MAX: NonZeroUsize = match NonZeroUsize::new(LONG_CHAINS_MAX) {
+    Some(chains) => chains,
     None => NonZeroUsize::MIN,
 };
 
@@ -42,6 +53,14 @@ struct Context {
     taken_bytes: u64,
     /// Batches that are open plus blocks that are unread.
     holders: u64,
+    /// Tokens of all blocks that it has stored.
+    tokens: u64,
+}
+
+impl Context {
+    fn is_long(&self) -> bool {
+        self.tokens >= LONG_CHAIN_TOKENS
+    }
 }
 
 #[derive(Debug)]
@@ -50,6 +69,8 @@ struct Table {
     open: HashMap<ContextId, Context>,
     /// The contexts of the latest batches, by the last block of each.
     by_tail: LruCache<BlockKey, ContextId>,
+    /// Those of long chains that have ended.
+    long: LruCache<ContextId, ()>,
 }
 
 /// All contexts that have an open batch or an unread block.
@@ -61,8 +82,12 @@ pub(crate) struct Contexts {
 
 impl Contexts {
     pub(crate) fn new(allowance_bytes: u64) -> Self {
-        let table =
-            Table { last: 0, open: HashMap::new(), by_tail: LruCache::new(BATCH_TAILS_MAX) };
+        let table = Table {
+            last: 0,
+            open: HashMap::new(),
+            by_tail: LruCache::new(BATCH_TAILS_MAX),
+            long: LruCache::new(LONG_MAX),
+        };
         Self { table: Mutex::new(table), allowance_bytes }
     }
 
@@ -84,11 +109,20 @@ impl Contexts {
         id
     }
 
-    /// A block of the context is stored and unread.
-    pub(crate) fn hold(&self, id: ContextId) {
+    /// A block of the context with so many tokens is stored and unread.
+    pub(crate) fn hold(&self, id: ContextId, tokens: u32) {
         if id != 0 {
-            self.table.lock().open.entry(id).or_default().holders += 1;
+            let mut table = self.table.lock();
+            let context = table.open.entry(id).or_default();
+            context.holders += 1;
+            context.tokens += u64::from(tokens);
         }
+    }
+
+    /// Whether its chain is long by now, also when none of its blocks are in dram any more.
+    pub(crate) fn is_long(&self, id: ContextId) -> bool {
+        let table = self.table.lock();
+        table.open.get(&id).map_or_else(|| table.long.contains(&id), Context::is_long)
     }
 
     /// A batch of the context has ended (`bytes` 0), or `bytes` of it were read or evicted.
@@ -97,8 +131,11 @@ impl Contexts {
         let Some(context) = table.open.get_mut(&id) else { return };
         context.taken_bytes = context.taken_bytes.saturating_sub(bytes);
         context.holders = context.holders.saturating_sub(1);
-        if context.holders == 0 {
-            table.open.remove(&id);
+        if context.holders == 0
+            && let Some(ended) = table.open.remove(&id)
+            && ended.is_long()
+        {
+            table.long.put(id, ());
         }
     }
 
@@ -128,7 +165,8 @@ impl Table {
     fn next_id(&mut self) -> ContextId {
         loop {
             self.last = self.last.wrapping_add(1);
-            if self.last != 0 && !self.open.contains_key(&self.last) {
+            let is_used = self.open.contains_key(&self.last) || self.long.contains(&self.last);
+            if self.last != 0 && !is_used {
                 return self.last;
             }
         }
@@ -148,7 +186,7 @@ mod tests {
         let contexts = Contexts::new(100);
         let first = contexts.join(Parent::None, Some(key(1)));
         contexts.took(first, 90);
-        contexts.hold(first);
+        contexts.hold(first, 16);
         contexts.let_go(first, 0);
         let stored_parent = contexts.join(Parent::Present(first), Some(key(2)));
         let refused_parent = contexts.join(Parent::Absent(key(2)), Some(key(3)));
@@ -165,12 +203,33 @@ mod tests {
         let contexts = Contexts::new(100);
         let id = contexts.join(Parent::None, Some(key(1)));
         contexts.took(id, 100);
-        contexts.hold(id);
+        contexts.hold(id, 16);
         contexts.let_go(id, 40);
         assert!(contexts.may_take(id, 40) && !contexts.may_take(id, 41));
         contexts.let_go(id, 0);
         assert_eq!(contexts.len(), 0);
         assert_ne!(contexts.join(Parent::Absent(key(1)), None), id, "an ended context is over");
         assert!(contexts.may_take(0, u64::MAX), "no context, no bound");
+    }
+
+    #[test]
+    fn long_chains_are_remembered_and_short_ones_are_not() {
+        let contexts = Contexts::new(100);
+        let tokens = u32::try_from(LONG_CHAIN_TOKENS / 2).unwrap();
+        let long = contexts.join(Parent::None, Some(key(1)));
+        contexts.hold(long, tokens);
+        assert!(!contexts.is_long(long));
+        contexts.let_go(long, 0);
+        // Goes on behind a block that has left dram.
+        assert_eq!(contexts.join(Parent::Absent(key(1)), None), long);
+        contexts.hold(long, tokens);
+        assert!(contexts.is_long(long));
+        let short = contexts.join(Parent::None, None);
+        contexts.hold(short, tokens);
+        for id in [long, long, long, short, short] {
+            contexts.let_go(id, 0);
+        }
+        assert_eq!(contexts.len(), 0);
+        assert!(contexts.is_long(long) && !contexts.is_long(short) && !contexts.is_long(0));
     }
 }

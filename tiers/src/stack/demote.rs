@@ -168,7 +168,7 @@ impl Shared {
             Err(nothing_to_do) => return Ok(nothing_to_do),
         };
         let payload = outgoing.payload.clone();
-        let _copying = self.early.begin(at.key);
+        let _copying = self.early.begin(at.key, tier);
         let put = store.put(outgoing).await;
         let copied = put.inspect_err(|error| turn.leaves(may_be_there(error.kind())))?;
         let Err(location) = self.keep_copy(tier, at, &payload, copied) else {
@@ -193,7 +193,7 @@ impl Shared {
         made: Location,
     ) -> Result<(), Location> {
         self.map.with(at, |shard| {
-            let now = self.early.take(at.key, tier, made);
+            let now = self.early.take(at.key, made);
             let unwanted = now.unwrap_or(made);
             let location = now.ok_or(unwanted)?;
             let entry = shard.find(at).and_then(|id| shard.get_mut(id)).ok_or(unwanted)?;

@@ -410,7 +410,8 @@ impl Shared {
             }
             block.payload.set_owner(Map::owner(at, id));
             entry.payload = Some(block.payload.clone());
-            entry.read = true;
+            // It left its context with dram.
+            (entry.read, entry.context) = (true, 0);
             if block.is_guest && entry.guest == Guest::No && entry.cold(Tier::Nvme).is_none() {
                 entry.guest = Guest::Unused;
             }

@@ -360,7 +360,7 @@ impl PutBatch {
         }
         if entry.context == 0 {
             entry.context = self.context;
-            self.shared.contexts.hold(self.context);
+            self.shared.contexts.hold(self.context, self.namespace.block_tokens());
         }
         let slot = slot_bytes(entry.len, self.namespace.layout().is_opaque());
         if !staging.is_complete() {

@@ -4,7 +4,10 @@ use std::{
     collections::VecDeque,
     fmt,
     ops::Range,
-    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -48,7 +51,7 @@ pub enum Trouble {
 /// The store.
 #[derive(Debug)]
 pub struct FaultyObjectStore {
-    inner: InMemory,
+    inner: Arc<InMemory>,
     /// What happens to the next requests, one each..
     next: Mutex<VecDeque<Trouble>>,
     /// ..and to those after.
@@ -66,7 +69,7 @@ pub struct FaultyObjectStore {
 impl Default for FaultyObjectStore {
     fn default() -> Self {
         Self {
-            inner: InMemory::new(),
+            inner: Arc::default(),
             next: Mutex::default(),
             always: Mutex::new(Trouble::None),
             latency: Mutex::default(),
@@ -104,6 +107,12 @@ fn refused(status: u16, path: &Path) -> Error {
 }
 
 impl FaultyObjectStore {
+    /// Another way to the same objects, with troubles of its own.
+    #[must_use]
+    pub fn another_way(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), ..Self::default() }
+    }
+
     /// What happens to the next requests, one each.
     pub fn trouble_next(&self, troubles: impl IntoIterator<Item = Trouble>) {
         self.next.lock().extend(troubles);

@@ -97,6 +97,19 @@ impl Fixture {
     /// # Errors
     /// Those of [`NamespaceTable::open`].
     pub fn namespace(&self, model: &str, parts: &[u32]) -> Result<Arc<Namespace>> {
+        self.namespace_of(model, parts, 16)
+    }
+
+    /// The same with so many tokens in a block.
+    ///
+    /// # Errors
+    /// Those of [`NamespaceTable::open`].
+    pub fn namespace_of(
+        &self,
+        model: &str,
+        parts: &[u32],
+        block_tokens: u32,
+    ) -> Result<Arc<Namespace>> {
         let parts = (0_u32..).zip(parts);
         let identity = Identity {
             tenant: "default".into(),
@@ -105,7 +118,7 @@ impl Fixture {
             engine: "test".into(),
             layout: "plain".into(),
             dtype: "u8".into(),
-            block_tokens: 16,
+            block_tokens,
             parts: parts.map(|(rank, bytes)| PartSpec { group: 0, rank, bytes: *bytes }).collect(),
             split: "none".into(),
             hash_algorithm: "blake3".into(),

@@ -174,7 +174,7 @@ impl MemoryStore {
             blocks.insert(number, kept);
         }
         let to = Location(number);
-        let wanted = self.above().is_some_and(|above| above.moved(copy, to));
+        let wanted = self.above().is_some_and(|above| above.moved(self.tier, copy, to));
         let useless = if wanted { copy.location } else { to };
         self.blocks.lock().remove(&useless.0);
         wanted
@@ -246,7 +246,7 @@ impl MemoryStore {
     fn tell(&self, kept: &Kept, location: Location) -> bool {
         let Kept { namespace, hash, bytes, checksums } = kept.clone();
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let found = Found { namespace, hash, len, checksums, location };
+        let found = Found { namespace, hash, len, checksums, location, replaces: true };
         self.above().is_some_and(|above| above.found(self.tier, found))
     }
 

@@ -234,9 +234,13 @@ impl Above for Map {
         }
     }
 
-    fn moved(&self, block: &Wanted, to: Location) -> bool {
+    fn moved(&self, _tier: Tier, block: &Wanted, to: Location) -> bool {
         let mut entries = self.0.lock();
         entries.at(block).map(|(_, known)| known.0 = to).is_some()
+    }
+
+    fn clock(&self) -> u64 {
+        self.0.lock().clock
     }
 
     fn ages(&self, _tier: Tier, blocks: &[Wanted]) -> Vec<Option<u64>> {
@@ -265,7 +269,7 @@ impl Above for Map {
 
     fn uncopied(&self, _from: Tier, _to: Tier, blocks: &[Wanted]) -> Vec<Option<Uncopied>> {
         let ages = self.ages(Tier::Nvme, blocks).into_iter();
-        ages.map(|age| Some(Uncopied { age: age?, reused: false })).collect()
+        ages.map(|age| Some(Uncopied { age: age?, reused: false, in_long_chain: false })).collect()
     }
 
     fn gone(&self, _tier: Tier, _is_gone: &mut dyn FnMut(Location) -> bool) -> u64 {

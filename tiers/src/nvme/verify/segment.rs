@@ -2,7 +2,6 @@
 
 use super::{Check, PAGE, Summary, TOMBSTONES_MAX, What, digest};
 use crate::{
-    checksum::part_checksum,
     namespace::layout_of,
     nvme::{
         aligned::PAGE_BYTES,
@@ -182,22 +181,11 @@ impl Check<'_> {
         let Some(layout) = self.layouts.get(&header.key.namespace) else {
             return Some(What::Layout);
         };
-        let parts = layout.parts();
-        let right = parts.len() == header.sums.len() && layout.digest() == header.layout;
-        if !right {
+        let right = layout.parts().len() == header.sums.len() && layout.digest() == header.layout;
+        let Some(sums) = layout.checksums(&header.key, &payload).filter(|_| right) else {
             return Some(What::Layout);
-        }
-        for (number, (part, sum)) in parts.iter().zip(&header.sums).enumerate() {
-            let range = layout.range(number, payload.len());
-            let Some(bytes) = range.and_then(|range| payload.get(range)) else {
-                return Some(What::Layout);
-            };
-            let key = &header.key;
-            if part_checksum(&key.namespace, &key.hash, part.group, part.rank, bytes) != *sum {
-                return Some(What::Parts);
-            }
-        }
-        None
+        };
+        (sums != header.sums).then_some(What::Parts)
     }
 
     fn tombstones(&mut self, scanned: &Scanned) {

@@ -133,37 +133,66 @@ impl PackBuilder {
         if !(1..=BLOCK_BYTES_MAX).contains(&len) || !(1..=PARTS_MAX).contains(&sums.len()) {
             return Err(Refused::Invalid);
         }
-        let known = self.common.get(namespace.id()).copied();
-        let encoded = if known.is_some() { Vec::new() } else { namespace.encoded() };
-        let more = if known.is_some() { 0 } else { namespace_bytes(encoded.len()) };
-        let footer_bytes = self.footer_bytes + more + PackEntry::footer_bytes(sums.len());
         // By the bytes before they are encoded, so that no block is encoded twice.
-        let room = u64::from(self.data_bytes) + len <= self.bytes_max
-            && self.entries.len() < PACK_ENTRIES_MAX
-            && length(footer_bytes) <= FOOTER_BYTES_MAX;
-        if !room && !self.entries.is_empty() {
-            return Err(Refused::Full);
-        }
-        let common = known.unwrap_or_else(|| self.meet(namespace, encoded));
+        let common = self.admit(namespace, len, sums.len())?;
         let (coding, stored) = match self.policy {
             CodingPolicy::Raw => (Coding::Raw, payload),
             CodingPolicy::Compressed => self.encoder.encode(payload, common.element_bytes),
         };
         self.body.append(stored);
-        let number = length(self.entries.len());
-        let entry = PackEntry {
+        let stored = length(stored.len());
+        Ok(self.enter(PackEntry {
             key: IndexKey { namespace: *namespace.id(), hash },
             offset: self.data_bytes,
-            stored: length(stored.len()),
+            stored,
             len: length(payload.len()),
             coding,
             layout: common.layout,
             sums: sums.to_vec(),
-        };
-        self.data_bytes += entry.stored;
+        }))
+    }
+
+    /// Adds a block that another pack has, as it is encoded there: `stored` are the bytes of the `entry`
+    /// of its footer. Its number in this pack.
+    ///
+    /// # Errors
+    /// See [`Refused`]; the pack is as it was. `Invalid` for bytes that are not those of the entry.
+    pub fn push_encoded(
+        &mut self,
+        namespace: &Namespace,
+        entry: PackEntry,
+        stored: &[u8],
+    ) -> Result<u32, Refused> {
+        if entry.key.namespace != *namespace.id() || entry.stored != length(stored.len()) {
+            return Err(Refused::Invalid);
+        }
+        self.admit(namespace, entry.stored.into(), entry.sums.len())?;
+        self.body.append(stored);
+        Ok(self.enter(PackEntry { offset: self.data_bytes, ..entry }))
+    }
+
+    /// Makes sure of room for a block of so many bytes and checksums.
+    fn admit(&mut self, namespace: &Namespace, bytes: u64, sums: usize) -> Result<Common, Refused> {
+        let known = self.common.get(namespace.id()).copied();
+        let encoded = if known.is_some() { Vec::new() } else { namespace.encoded() };
+        let more = if known.is_some() { 0 } else { namespace_bytes(encoded.len()) };
+        let footer_bytes = self.footer_bytes + more + PackEntry::footer_bytes(sums);
+        let room = u64::from(self.data_bytes) + bytes <= self.bytes_max
+            && self.entries.len() < PACK_ENTRIES_MAX
+            && length(footer_bytes) <= FOOTER_BYTES_MAX;
+        if !room && !self.entries.is_empty() {
+            return Err(Refused::Full);
+        }
         self.footer_bytes = footer_bytes;
+        Ok(known.unwrap_or_else(|| self.meet(namespace, encoded)))
+    }
+
+    /// Notes the block whose bytes were appended last.
+    fn enter(&mut self, entry: PackEntry) -> u32 {
+        let number = length(self.entries.len());
+        self.data_bytes += entry.stored;
         self.entries.push(entry);
-        Ok(number)
+        number
     }
 
     /// Notes what the first block of a namespace brings along.
@@ -182,6 +211,12 @@ impl PackBuilder {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         u64::from(self.data_bytes) + (self.footer_bytes + PackTrailer::BYTES) as u64
+    }
+
+    /// Bytes of the blocks in it, as they are stored.
+    #[must_use]
+    pub fn data_bytes(&self) -> u64 {
+        self.data_bytes.into()
     }
 
     /// Blocks in it.

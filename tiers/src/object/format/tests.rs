@@ -104,6 +104,7 @@ pub(super) fn epoch() -> EpochRecord {
         cluster: cluster_name(),
         id: EpochId { ordinal: 3, epoch: 7 },
         holder: "kvstrata-3.kvstrata".into(),
+        role: Role::Own,
         opened_unix_ms: 1_700_000_000_000,
         adopted_from: Some(6),
     }
@@ -184,6 +185,37 @@ fn a_builder_says_when_it_is_full_and_an_empty_one_never_is() {
 }
 
 #[test]
+fn blocks_of_another_pack_are_taken_as_they_are_encoded() {
+    let from = pack(5, CodingPolicy::Compressed);
+    let namespace = &*namespace("a", "bf16", &[600, 400]);
+    let mut builder = PackBuilder::new(cluster_name(), 1 << 20, CodingPolicy::Compressed);
+    let bytes_in = |pack: &Pack, entry: &PackEntry| {
+        let at = |place: u64| usize::try_from(place).unwrap();
+        whole(pack)[at(entry.range().start)..at(entry.range().end)].to_vec()
+    };
+    let stored = |entry: &PackEntry| bytes_in(&from, entry);
+    let ours = |entry: &&PackEntry| entry.key.namespace == *namespace.id();
+    let taken: Vec<_> = from.footer.entries.iter().filter(ours).skip(1).cloned().collect();
+    assert!(taken.len() >= 2);
+    for entry in &taken {
+        builder.push_encoded(namespace, entry.clone(), &stored(entry)).unwrap();
+    }
+    let short = &stored(&taken[0])[1..];
+    let refused = builder.push_encoded(namespace, taken[0].clone(), short);
+    assert_eq!(refused, Err(Refused::Invalid));
+    let again = builder.finish(from.footer.id, 7);
+    assert_eq!(again.footer.entries.len(), taken.len());
+    for (entry, old) in again.footer.entries.iter().zip(&taken) {
+        assert_eq!(bytes_in(&again, entry), stored(old));
+        assert_eq!(PackEntry { offset: old.offset, ..entry.clone() }, *old);
+    }
+    let mut full = PackBuilder::new(cluster_name(), u64::from(taken[0].stored), CodingPolicy::Raw);
+    full.push_encoded(namespace, taken[0].clone(), &stored(&taken[0])).unwrap();
+    let refused = full.push_encoded(namespace, taken[1].clone(), &stored(&taken[1]));
+    assert_eq!(refused, Err(Refused::Full), "by what it takes, not by the block's length");
+}
+
+#[test]
 fn footers_stay_within_what_is_read() {
     let namespace = &namespace("a", "u8", &[1; 1024]);
     let sums = &[1; 1024][..];
@@ -223,8 +255,10 @@ fn manifests_and_epochs_come_back() {
     assert_eq!(bytes.len() as u64, Manifest::empty_bytes(&manifest.cluster) + records);
     assert_eq!(Manifest::decode(&bytes), Ok(manifest));
     for adopted_from in [None, Some(0), Some(6)] {
-        let record = EpochRecord { adopted_from, ..epoch() };
-        assert_eq!(EpochRecord::decode(&record.encode()), Ok(record));
+        for role in [Role::Own, Role::Ward, Role::Released, Role::Empty] {
+            let record = EpochRecord { adopted_from, role, ..epoch() };
+            assert_eq!(EpochRecord::decode(&record.encode()), Ok(record));
+        }
     }
     assert_eq!(Alive::decode(&alive().encode()), Ok(alive()));
     for holder in [String::new(), "x".repeat(254)] {

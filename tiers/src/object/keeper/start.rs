@@ -8,16 +8,17 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Keeper, RETRY_MIN, TEND_EVERY};
+use super::{Keeper, RETRY_MIN};
 use crate::{
     key::IndexKey,
     map::Location,
     object::{
         Core,
         catalog::{PackInfo, digest},
-        manifest_log::{LogParts, ManifestLog},
+        format::Role,
+        manifest_log::{ManifestLog, adopt},
         names::PackId,
-        owner::{OwnerError, open_epoch},
+        owner::{Claim, OwnerError},
         rebuild::{Rebuilt, RebuiltPack, rebuild},
     },
     store::{Found, Wanted},
@@ -33,6 +34,9 @@ impl Keeper {
         self.start_at = None;
         let core = Arc::clone(&self.core);
         let deadline = Instant::now() + START_DEADLINE;
+        if self.is_ward() {
+            return self.start_ward(deadline).await;
+        }
         let probed = core.bucket.probe().await;
         if probed.as_ref().is_ok_and(|probe| !probe.conditional_create) {
             let url = core.bucket.url();
@@ -44,15 +48,9 @@ impl Keeper {
             Err(error) => Err(error.into()),
         };
         match taken {
-            Ok((log, rebuilt)) => {
-                let removed = self.fill(rebuilt).await;
-                let removal = (!removed.is_empty()).then(|| log.removal(removed));
-                self.log = Some(log);
-                removal.into_iter().for_each(|removal| self.note(removal));
-                core.epoch.hold();
+            Ok(taken) => {
+                self.begin(taken).await;
                 core.filled();
-                self.retry = RETRY_MIN;
-                (self.beat_at, self.tend_at) = (Instant::now(), Instant::now() + TEND_EVERY);
             }
             Err(error) => {
                 tracing::warn!(%error, "object tier does not start yet");
@@ -61,17 +59,32 @@ impl Keeper {
         }
     }
 
-    async fn take(&self, deadline: Instant) -> Result<(ManifestLog, Rebuilt), OwnerError> {
+    pub(super) async fn take(
+        &self,
+        deadline: Instant,
+    ) -> Result<(ManifestLog, Rebuilt), OwnerError> {
         let Core { config, bucket, .. } = self.core.as_ref();
+        let role = if self.is_ward() { Role::Ward } else { Role::Own };
+        let whose = (&self.seat.owner, Claim::of(&config.holder, role));
         let now = self.core.now_unix_ms();
-        let held = open_epoch(bucket, &config.owner, &config.holder, now, deadline).await?;
-        let (bucket, local) = (Arc::clone(bucket), Some(self.local.clone()));
-        ManifestLog::open(LogParts::new(bucket, held, local), now, deadline).await
+        adopt(Arc::clone(bucket), whose, self.local.clone(), now, deadline).await
+    }
+
+    /// What is there is found and served, and the ordinal is written for from now on.
+    pub(super) async fn begin(&mut self, (log, rebuilt): (ManifestLog, Rebuilt)) {
+        let removed = self.fill(rebuilt).await;
+        let removal = (!removed.is_empty()).then(|| log.removal(removed));
+        self.log = Some(log);
+        removal.into_iter().for_each(|removal| self.note(removal));
+        self.seat.epoch.hold();
+        self.retry = RETRY_MIN;
+        let now = Instant::now();
+        (self.beat_at, self.tend_at) = (now, now + self.tend_every());
     }
 
     /// Serves what is there, and writes nothing.
     async fn read_only(&mut self, deadline: Instant) {
-        match rebuild(&self.core.bucket, &self.core.config.owner, deadline).await {
+        match rebuild(&self.core.bucket, &self.seat.owner, deadline).await {
             Ok(rebuilt) => {
                 // Nothing can be written of what was removed meanwhile.
                 drop(self.fill(rebuilt).await);
@@ -88,28 +101,28 @@ impl Keeper {
     /// not in the map again.
     async fn fill(&mut self, rebuilt: Rebuilt) -> Vec<IndexKey> {
         // Another node may have had the ordinal meanwhile.
-        let there: HashSet<PackId> = rebuilt.packs.iter().map(|pack| pack.id).collect();
-        let known = self.core.catalog.packs().into_iter();
-        let gone = known.filter(|pack| !there.contains(&pack.info.id)).map(|pack| pack.number);
-        self.drop_packs(&gone.collect());
+        self.reconcile(&rebuilt);
+        self.room.found(rebuilt.waiting);
         let mut places: HashMap<u64, Location> = HashMap::new();
-        for pack in rebuilt.packs {
+        // The newest first: what older ones have of the same blocks is not needed.
+        for pack in rebuilt.packs.into_iter().rev() {
             if self.core.catalog.number_of(&pack.id).is_none() {
                 self.fill_pack(pack, &mut places);
                 // Each takes about a millisecond: reads go on meanwhile.
                 tokio::task::yield_now().await;
             }
         }
-        let totals = self.core.catalog.totals();
+        let packs = self.packs();
         tracing::info!(
-            packs = totals.packs,
-            blocks = totals.live_blocks,
+            ordinal = self.seat.owner.ordinal,
+            packs = packs.len(),
+            blocks = packs.iter().map(|pack| pack.live_blocks).sum::<u64>(),
             manifests = rebuilt.reads.manifests,
             cached = rebuilt.reads.cached,
             footers = rebuilt.reads.footers,
             "object packs found"
         );
-        let removed = self.core.unfound.lock().take().unwrap_or_default();
+        let removed = self.seat.unfound.lock().take().unwrap_or_default();
         let found = removed.iter().filter_map(|key| Some(key.at(*places.get(&digest(key))?)));
         let found: Vec<Wanted> = found.collect();
         if let Some(above) = self.core.above() {
@@ -121,10 +134,33 @@ impl Keeper {
         removed.into_iter().collect()
     }
 
-    fn fill_pack(&self, pack: RebuiltPack, places: &mut HashMap<u64, Location>) {
+    /// What another node has dropped or removed that had the ordinal meanwhile leaves here, too.
+    fn reconcile(&mut self, rebuilt: &Rebuilt) {
+        let there: HashMap<PackId, &RebuiltPack> =
+            rebuilt.packs.iter().map(|pack| (pack.id, pack)).collect();
+        let (mut dropped, mut removed) = (HashSet::new(), HashSet::new());
+        for known in self.packs() {
+            match there.get(&known.info.id) {
+                Some(pack) => removed.extend(self.core.catalog.retain(known.number, &pack.footer)),
+                None => drop(dropped.insert(known.number)),
+            }
+        }
+        self.drop_packs(&dropped);
+        if let Some(above) = self.core.above().filter(|_| !removed.is_empty()) {
+            above.gone(Tier::Object, &mut |location| removed.contains(&location));
+        }
+    }
+
+    fn fill_pack(&mut self, pack: RebuiltPack, places: &mut HashMap<u64, Location>) {
         let RebuiltPack { id, bytes, footer } = pack;
-        let name = id.name(&self.core.config.owner.cluster);
-        let info = PackInfo { id, name, bytes, created_unix_ms: footer.created_unix_ms };
+        let name = id.name(&self.seat.owner.cluster);
+        let info = PackInfo {
+            id,
+            name,
+            bytes,
+            created_unix_ms: footer.created_unix_ms,
+            made_at: self.core.touches(),
+        };
         let number = self.core.catalog.insert(info, &footer);
         let known: HashMap<_, _> = footer
             .namespaces
@@ -145,16 +181,15 @@ impl Keeper {
                     len: entry.len,
                     checksums: entry.checksums(),
                     location,
+                    replaces: false,
                 };
                 above.found(Tier::Object, found)
             });
-            if !is_kept {
+            if is_kept {
+                places.insert(digest(&entry.key), location);
+            } else {
                 self.core.catalog.kill(location);
-                continue;
-            }
-            // A newer pack stands in for an older one.
-            if let Some(older) = places.insert(digest(&entry.key), location) {
-                self.core.catalog.kill(older);
+                self.unheld.add(&entry.key);
             }
         }
     }

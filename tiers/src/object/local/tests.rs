@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::*;
-use crate::object::{names::Seq, rig_tests::owner};
+use crate::object::{format::Role, names::Seq, rig_tests::owner};
 
 fn id(seq: u64) -> ManifestId {
     owner().manifest(Seq { epoch: 1, seq })
@@ -14,6 +14,7 @@ fn record() -> EpochRecord {
         cluster: owner().cluster,
         id: owner().epoch(4),
         holder: "node-a".into(),
+        role: Role::Own,
         opened_unix_ms: 5,
         adopted_from: None,
     }

@@ -14,11 +14,11 @@ use crate::object::{
     format::{EpochRecord, Manifest, ManifestRecord},
     local::Local,
     names::{ManifestId, Owner, PackId, Seq},
-    owner::{OwnerError, Ownership, forget_old_epochs, open_epoch, read_epoch},
+    owner::{Claim, OwnerError, Ownership, forget_old_epochs, open_epoch, read_epoch},
     rebuild::{FIRST_SEQ, Folded, Log, LogObject, Read, Rebuilt, Source, Unnamed, mark_of},
 };
 
-/// Takes an ordinal, the node's own or one whose holder is gone: opens its next epoch, and its log.
+/// Takes an ordinal, the node's own or a ward's: opens its next epoch, and its log.
 ///
 /// # Errors
 /// As for [`open_epoch`] and [`ManifestLog::open`].
@@ -27,12 +27,12 @@ use crate::object::{
 /// Safe: do it again.
 pub async fn adopt(
     bucket: Arc<Bucket>,
-    (owner, holder): (&Owner, &str),
+    (owner, claim): (&Owner, Claim<'_>),
     local: Option<Local>,
     now_unix_ms: u64,
     deadline: Instant,
 ) -> Result<(ManifestLog, Rebuilt), OwnerError> {
-    let held = open_epoch(&bucket, owner, holder, now_unix_ms, deadline).await?;
+    let held = open_epoch(&bucket, owner, claim, now_unix_ms, deadline).await?;
     ManifestLog::open(LogParts::new(bucket, held, local), now_unix_ms, deadline).await
 }
 

@@ -14,7 +14,7 @@ use object_store::memory::InMemory;
 
 use super::*;
 use crate::object::{
-    owner::{beat, open_epoch},
+    owner::{Claim, beat, open_epoch},
     rebuild::{Rebuilt, rebuild},
     rig_tests::{Double, LONG_MS, NOW, blocks, key, owner, pack, soon, upload},
 };
@@ -28,7 +28,7 @@ async fn open(
     holder: &str,
     now: u64,
 ) -> Result<(ManifestLog, Rebuilt), OwnerError> {
-    let held = open_epoch(bucket, &owner(), holder, now, soon()).await?;
+    let held = open_epoch(bucket, &owner(), Claim::own(holder), now, soon()).await?;
     open_held(bucket, held, now).await
 }
 
@@ -82,7 +82,8 @@ fn calls_can_move_between_threads() {
     fn assert_send<T: Send>(_: T) {}
     let bucket = Double::over(&Arc::new(InMemory::new())).bucket();
     assert_send(async move {
-        let (mut log, _) = adopt(bucket, (&owner(), "a"), None, NOW, soon()).await.unwrap();
+        let (mut log, _) =
+            adopt(bucket, (&owner(), Claim::own("a")), None, NOW, soon()).await.unwrap();
         log.append(Vec::new(), NOW, soon()).await.unwrap();
         log.compact(NOW, soon()).await.unwrap();
         log.collect(NOW, GRACE, soon()).await.unwrap();

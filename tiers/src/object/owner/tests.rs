@@ -9,7 +9,7 @@ use super::*;
 use crate::object::rig_tests::{Double, LONG_MS, NOW, owner, soon};
 
 async fn open(bucket: &Bucket, holder: &str, now: u64) -> Result<Ownership, OwnerError> {
-    open_epoch(bucket, &owner(), holder, now, soon()).await
+    open_epoch(bucket, &owner(), Claim::own(holder), now, soon()).await
 }
 
 fn store() -> Arc<InMemory> {
@@ -21,7 +21,7 @@ fn calls_can_move_between_threads() {
     fn assert_send<T: Send>(_: &T) {}
     let bucket = Double::over(&store()).bucket();
     let (owner, now) = (owner(), std::future::pending::<Instant>());
-    let call = async { open_epoch(&bucket, &owner, "a", NOW, now.await).await };
+    let call = async { open_epoch(&bucket, &owner, Claim::own("a"), NOW, now.await).await };
     assert_send(&call);
 }
 

@@ -77,6 +77,7 @@ impl Folded {
         Rebuilt {
             packs: packs.into_values().collect(),
             dropped: self.dropped.into_iter().collect(),
+            waiting: unnamed.waiting,
             adopted,
             leftovers: unnamed.leftovers,
             lost_until: self.lost_until,

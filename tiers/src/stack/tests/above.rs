@@ -188,7 +188,7 @@ async fn what_leaves_is_told_and_forgotten_and_what_dram_has_stays() {
     let gone = Wanted { namespace: *tiers.namespace.id(), hash, location };
     let strange = Wanted { namespace: stranger, hash, location };
     tiers.shared().leaving(Tier::Nvme, &[gone, strange]);
-    assert!(!tiers.shared().moved(&strange, location));
+    assert!(!tiers.shared().moved(Tier::Nvme, &strange, location));
     assert_eq!(tiers.ages(&[gone, strange]), [None, None]);
     assert!(drain(&feed).is_empty());
     audit(&tiers.fixture);
@@ -203,7 +203,7 @@ async fn a_copy_that_moved_is_read_at_its_new_place_and_leaves_only_from_there()
     assert_ne!(tiers.copy(1), old);
     // The old place is reclaimed after the move.
     tiers.shared().leaving(Tier::Nvme, &[old]);
-    assert!(!tiers.shared().moved(&old, old.location));
+    assert!(!tiers.shared().moved(Tier::Nvme, &old, old.location));
     assert!(has(&tiers.fixture, &tiers.namespace, 1).await);
     let packed = pack(&[1]);
     tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
@@ -211,7 +211,7 @@ async fn a_copy_that_moved_is_read_at_its_new_place_and_leaves_only_from_there()
     let removed = tiers.copy(2);
     let packed = pack(&[2]);
     tiers.fixture.stack.remove(&tiers.namespace, Hashes::new(&packed, 32).unwrap()).await.unwrap();
-    assert!(!tiers.shared().moved(&removed, removed.location), "removed meanwhile");
+    assert!(!tiers.shared().moved(Tier::Nvme, &removed, removed.location), "removed meanwhile");
     assert_eq!(tiers.nvme.usage().blocks, 0);
     audit(&tiers.fixture);
 }

@@ -5,6 +5,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::{
     admission::Admission,
+    limits::LONG_CHAIN_TOKENS,
     map::Checksums,
     metrics::Undemoted,
     store::{Above, RunBlock, Runs, Uncopied, Wanted},
@@ -288,6 +289,41 @@ async fn only_current_copies_that_object_lacks_are_uncopied_and_only_right_ones_
     let stranger = tiers.shared().uncopied(Tier::Nvme, Tier::Object, &stranger);
     assert_eq!(stranger, [None::<Uncopied>]);
     assert_eq!(tiers.object.usage().blocks, 2);
+    audit(&tiers.fixture);
+}
+
+#[tokio::test]
+async fn a_chain_stays_long_when_dram_has_lost_it_and_until_a_block_of_it_is_read() {
+    let mut tiers = tiers();
+    let block_tokens = u32::try_from(LONG_CHAIN_TOKENS / 4).unwrap();
+    tiers.namespace = tiers.fixture.namespace_of("m", &[2048, 2048], block_tokens).unwrap();
+    let demote = async |numbers: std::ops::Range<u64>, parent| {
+        let numbers: Vec<u64> = numbers.collect();
+        tiers.fixture.put_behind(&tiers.namespace, &numbers, parent).unwrap();
+        for number in numbers {
+            let hash = hash_of(number);
+            assert!(tiers.fixture.stack.demote(&tiers.namespace, hash, Tier::Nvme).await.unwrap());
+        }
+    };
+    let run = async || tiers.runs.contents(tiers.runs.seal()).await.unwrap();
+    let long = |blocks: &[RunBlock]| {
+        let wanted: Vec<Wanted> = blocks.iter().map(RunBlock::wanted).collect();
+        let asked = tiers.shared().uncopied(Tier::Nvme, Tier::Object, &wanted).into_iter();
+        asked.map(|block| block.unwrap().in_long_chain).collect::<Vec<bool>>()
+    };
+    demote(0..2, None).await;
+    let head = run().await;
+    assert_eq!(long(&head), [false; 2], "so far");
+    demote(2..4, Some(1)).await;
+    demote(10..13, None).await;
+    let rest = run().await;
+    let expected = [true, true, false, false, false];
+    assert_eq!((long(&head), long(&rest)), (vec![true; 2], expected.to_vec()));
+    tiers.press();
+    assert_eq!(tiers.tiers_of(0), [Tier::Nvme]);
+    assert_eq!((long(&head), long(&rest)), (vec![true; 2], expected.to_vec()));
+    tiers.read(1, &[]).await;
+    assert_eq!(long(&head), [true, false]);
     audit(&tiers.fixture);
 }
 

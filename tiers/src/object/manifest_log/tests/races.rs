@@ -9,7 +9,7 @@ async fn a_holder_that_was_pushed_aside_writes_and_deletes_nothing_more() {
     let kept = add(&mut old, [1, 2]).await;
     let gone = add(&mut old, [3]).await;
     drop_pack(&mut old, gone).await;
-    let held = open_epoch(&bucket, &owner(), "b", NOW + LONG_MS, soon()).await.unwrap();
+    let held = open_epoch(&bucket, &owner(), Claim::own("b"), NOW + LONG_MS, soon()).await.unwrap();
     // Between the epoch and its beginning the old log is open: what is written to it counts.
     remove(&mut old, &[2]).await;
     let (mut new, found) = open_held(&bucket, held, NOW + LONG_MS).await.unwrap();
@@ -51,7 +51,7 @@ async fn an_epoch_that_never_began_is_closed_too() {
     let bucket = Double::over(&Arc::new(InMemory::new())).bucket();
     let (mut log, _) = open(&bucket, "a", NOW).await.unwrap();
     let first = add(&mut log, [1]).await;
-    let slow = open_epoch(&bucket, &owner(), "b", NOW + LONG_MS, soon()).await.unwrap();
+    let slow = open_epoch(&bucket, &owner(), Claim::own("b"), NOW + LONG_MS, soon()).await.unwrap();
     let (_new, found) = open(&bucket, "c", NOW + 2 * LONG_MS).await.unwrap();
     assert_eq!(blocks(&found), expected([(first, &[1])]));
     let late = open_held(&bucket, slow.clone(), NOW + 2 * LONG_MS).await;

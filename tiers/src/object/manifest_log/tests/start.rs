@@ -9,7 +9,7 @@ use crate::object::{format::checksum, names::ClusterName, rebuild::Reads};
 async fn open_at(double: &Double, dir: &std::path::Path) -> (ManifestLog, Rebuilt) {
     let bucket = double.bucket();
     let local = Some(Local::new(dir.to_owned()));
-    adopt(bucket, (&owner(), "a"), local, NOW, soon()).await.unwrap()
+    adopt(bucket, (&owner(), Claim::own("a")), local, NOW, soon()).await.unwrap()
 }
 
 fn of<'a>(
@@ -110,7 +110,7 @@ async fn a_start_with_a_copy_reads_only_what_is_newer() {
     add(&mut other, [100]).await;
     let now = NOW + 2 * LONG_MS;
     let local = Some(Local::new(dir.path().to_owned()));
-    let back = adopt(double.bucket(), (&owner(), "a"), local, now, soon()).await;
+    let back = adopt(double.bucket(), (&owner(), Claim::own("a")), local, now, soon()).await;
     let (_log, rebuilt) = back.unwrap();
     assert_eq!(rebuilt.packs.len(), 21);
     // New are what closed the second epoch, and the first object and the pack of the third.
@@ -164,7 +164,7 @@ async fn a_large_ordinal_is_rebuilt_from_its_log_and_from_footers() {
     let double = Double::over(&Arc::new(InMemory::new()));
     let bucket = double.bucket();
     let (mut log, _) =
-        adopt(Arc::clone(&bucket), (&owner(), "a"), None, NOW, soon()).await.unwrap();
+        adopt(Arc::clone(&bucket), (&owner(), Claim::own("a")), None, NOW, soon()).await.unwrap();
     for number in 0..4000 {
         let footer = pack(log.next_pack(), number * 250..(number + 1) * 250);
         assert!(upload(&bucket, &footer).await);
@@ -176,7 +176,7 @@ async fn a_large_ordinal_is_rebuilt_from_its_log_and_from_footers() {
     assert_eq!((rebuilt.packs.len(), rebuilt.reads.footers), (4000, 4000));
     let began = clock();
     let (mut log, adopted) =
-        adopt(Arc::clone(&bucket), (&owner(), "a"), None, NOW, soon()).await.unwrap();
+        adopt(Arc::clone(&bucket), (&owner(), Claim::own("a")), None, NOW, soon()).await.unwrap();
     let adopting = clock() - began;
     assert_eq!(adopted.adopted, 4000);
     let began = clock();
