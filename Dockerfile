@@ -15,6 +15,6 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 FROM gcr.io/distroless/cc-debian12:nonroot
 COPY --from=builder /out/kvstrata /usr/bin/kvstrata
 USER 65532:65532
-EXPOSE 9400 9401
+EXPOSE 9400 9401 9402
 ENTRYPOINT ["/usr/bin/kvstrata"]
 CMD ["serve"]

@@ -52,6 +52,7 @@ pub(crate) struct Server {
 struct Addresses {
     grpc: String,
     http: String,
+    bulk: Option<String>,
 }
 
 impl Builder {
@@ -135,6 +136,11 @@ impl Server {
     /// `host:port` of the gRPC contract.
     pub(crate) fn grpc(&self) -> &str {
         &self.addresses.grpc
+    }
+
+    /// `host:port` of the bulk port.
+    pub(crate) fn bulk(&self) -> &str {
+        self.addresses.bulk.as_deref().unwrap()
     }
 
     /// A connection of its own.

@@ -9,6 +9,7 @@
 
 mod abandon;
 mod bad_input;
+mod bulk;
 mod cli;
 mod client;
 mod config;

@@ -1,14 +1,17 @@
 //! The kvstrata server: everything but the store and the wire.
 //!
-//! Read in this order: [`server`] (what there is and how it starts and leaves), [`api`] (the calls),
+//! Read in this order: [`server`] (what there is and how it starts and leaves), [`node`] and [`api`] (the calls),
 //! [`session`] and [`lease`] (what clients own), [`config`] and [`budget`] (what operators decide).
 //! The store is [`kvstrata_tiers`], the contract [`kvstrata_proto`]; only `api::convert` knows both.
 
+pub mod addresses;
 pub mod api;
 pub mod budget;
+mod bulk;
 pub mod cli;
 pub mod client;
 pub mod config;
+mod flow;
 pub mod http;
 pub mod id;
 pub mod identity_file;
@@ -16,6 +19,7 @@ pub mod lease;
 pub mod limits;
 pub mod logging;
 pub mod metrics;
+pub mod node;
 mod numbers;
 mod nvme;
 mod object;

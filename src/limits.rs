@@ -86,6 +86,27 @@ pub const PUT_IDLE_MAX: Duration = Duration::from_secs(30);
 pub const DURABLE_DEADLINE: Duration = Duration::from_secs(30);
 /// Blocks of one durable put that are copied to nvme at a time. While more wait, no data is read.
 pub const DURABLE_BLOCKS_AHEAD: usize = 32;
+/// Connections of the bulk port: engines open a few each.
+pub const BULK_CONNECTIONS_MAX: usize = 4096;
+/// Requests under way on one connection: enough that it never waits for the next one.
+pub const BULK_REQUESTS_MAX: usize = 16;
+/// The longest payload of one frame: large enough that frames cost nothing, small enough to pass
+/// within their deadline over a slow network.
+pub const BULK_PAYLOAD_BYTES_MAX: usize = 4 * MIB;
+/// Payload after which what is ready is written.
+pub const BULK_BATCH_BYTES: usize = MIB;
+/// The least credit to begin with, and the least that a large part is cut for.
+pub const BULK_CREDIT_BYTES_MIN: u32 = 256 * 1024;
+/// The longest token.
+pub const BULK_TOKEN_BYTES_MAX: usize = 4096;
+/// The longest text of a refusal.
+pub const BULK_TEXT_BYTES_MAX: usize = 4096;
+/// Longest time for a frame, from its first byte to its last, in either direction: 140 kB/s.
+pub const BULK_FRAME_DEADLINE: Duration = Duration::from_secs(30);
+/// Longest time without a request. Clients give up connections that they have not used for half of it.
+pub const BULK_IDLE_MAX: Duration = Duration::from_secs(300);
+/// Requests up to this length take no room of their own: 500 blocks.
+pub const BULK_BODY_SMALL_BYTES: usize = 16 * 1024;
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

@@ -14,7 +14,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::FusedFuture};
-use kvstrata_proto::v1::{self as wire, block_cache_server::SERVICE_NAME};
+use kvstrata_proto::v1::block_cache_server::SERVICE_NAME;
 use kvstrata_tiers::{
     metrics::TierMetrics,
     namespace::NamespaceTable,
@@ -25,7 +25,6 @@ use kvstrata_tiers::{
     tier::Tier,
 };
 use prometheus_client::registry::Registry;
-use serde::Serialize;
 use thiserror::Error;
 use tokio::{
     net::TcpListener,
@@ -37,14 +36,20 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    api::{self, Calls, Framed, Leases, Node, Sessions, incoming},
+    addresses::{Addresses, listen, listen_bulk, members, node_name},
+    api::{self, Calls, Framed, incoming},
     budget::{Budget, Machine},
-    config::{Auto, Config, Problems},
+    bulk::{self, Bulk},
+    config::{Config, Problems},
     http, id,
     identity_file::{self, IdentityError},
     lease::LeaseLimits,
-    limits::{CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
+    limits::{
+        BULK_CONNECTIONS_MAX, CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX,
+        PREFETCHES_MAX,
+    },
     metrics::{self, ServerMetrics, StoreGauges},
+    node::{Leases, Node, Sessions},
     nvme::{self, NvmeError, NvmeTier},
     object::{self, Below, ObjectTier},
     readiness::{Latch, Readiness},
@@ -87,18 +92,17 @@ pub enum ServeError {
     /// The reflection service could not be built.
     #[error("build the reflection service: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
+    /// A Unix socket could not be listened on.
+    #[error("server.bulk_unix: listen on {path}: {source}")]
+    ListenUnix {
+        /// Its path.
+        path: String,
+        /// Why not.
+        source: io::Error,
+    },
     /// A task that must run ended.
     #[error("a critical task ended; the log says which")]
     Failed,
-}
-
-/// Where a server can be reached: what `--print-addresses` prints.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Addresses {
-    /// The gRPC contract.
-    pub grpc: SocketAddr,
-    /// `/livez`, `/readyz`, `/metrics`.
-    pub http: SocketAddr,
 }
 
 /// A server that is bound and built, but does not serve yet.
@@ -108,6 +112,9 @@ pub struct Server {
     drain_grace: Duration,
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
+    bulk: Vec<bulk::Listener>,
+    /// Bytes that large requests of the bulk port may take together.
+    staging: u64,
     node: Arc<Node>,
     calls: Calls,
     gauges: StoreGauges,
@@ -145,6 +152,7 @@ impl Server {
         }
         let (grpc, grpc_at) = listen("server.grpc_listen", config.server.grpc_listen).await?;
         let (http, http_at) = listen("server.http_listen", config.server.http_listen).await?;
+        let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at).await?;
 
         let mut registry = Registry::default();
         let ours = registry.sub_registry_with_prefix(metrics::PREFIX);
@@ -171,7 +179,7 @@ impl Server {
                 giver.unpin(pins);
             });
         let node = Node {
-            members: members(config, &name, grpc_at),
+            members: members(config, &name, grpc_at, bulk_port),
             name,
             stack,
             namespaces,
@@ -184,10 +192,12 @@ impl Server {
             metrics: server_metrics.clone(),
         };
         Ok(Self {
-            addresses: Addresses { grpc: grpc_at, http: http_at },
+            addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at },
             drain_grace: config.server.drain_grace.0,
             grpc: Some(grpc),
             http: Some(http),
+            bulk,
+            staging: budget.staging,
             node: Arc::new(node),
             calls: Calls::new(server_metrics),
             gauges,
@@ -244,9 +254,10 @@ impl Server {
         ready: impl FnOnce(Addresses),
     ) -> Result<(), ServeError> {
         self.spawn_grpc()?;
+        self.spawn_bulk();
         self.starting = None;
-        let Addresses { grpc, http } = self.addresses;
-        info!(%grpc, %http, node = self.node.name, "listening");
+        let Addresses { grpc, http, bulk } = self.addresses;
+        info!(%grpc, %http, ?bulk, node = self.node.name, "listening");
         ready(self.addresses);
         let failed = self.node.tasks.failed_token();
         tokio::select! {
@@ -314,6 +325,21 @@ impl Server {
             stop.run_until_cancelled(follow_readiness(reporter, ready)).await;
         });
         Ok(())
+    }
+
+    fn spawn_bulk(&mut self) {
+        let (node, calls) = (Arc::clone(&self.node), self.calls.clone());
+        let port = node.members.list.first().and_then(|member| member.bulk.as_ref());
+        let instance = port.map_or([0; 16], |port| port.instance);
+        let kibibytes = usize::try_from(self.staging / 1024).unwrap_or(usize::MAX);
+        let room = Arc::new(Semaphore::new(kibibytes.min(Semaphore::MAX_PERMITS)));
+        let open = node.metrics.bulk_connections.clone();
+        let places = incoming::Places::new(BULK_CONNECTIONS_MAX, open);
+        let bulk = Arc::new(Bulk { node, calls, instance, room });
+        for listener in self.bulk.drain(..) {
+            let serving = bulk::serve(listener, Arc::clone(&bulk), places.clone());
+            self.node.tasks.spawn_critical("bulk", serving);
+        }
     }
 
     fn spawn_http(&mut self) {
@@ -425,16 +451,6 @@ async fn follow_readiness(reporter: HealthReporter, mut ready: watch::Receiver<b
     }
 }
 
-async fn listen(
-    key: &'static str,
-    address: SocketAddr,
-) -> Result<(TcpListener, SocketAddr), ServeError> {
-    let failed = |source| ServeError::Listen { key, address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    Ok((listener, bound))
-}
-
 fn lease_limits(config: &Config, budget: &Budget) -> LeaseLimits {
     let given = config.lease.session_bytes_max.given();
     LeaseLimits {
@@ -443,25 +459,6 @@ fn lease_limits(config: &Config, budget: &Budget) -> LeaseLimits {
         session_bytes_max: given.map_or(budget.dram / 2, |bytes| bytes.0),
         total_bytes_max: budget.dram / LEASED_SHARE_DIVISOR * 3,
     }
-}
-
-fn node_name(config: &Config) -> String {
-    match &config.node.name {
-        Auto::Given(name) => name.clone(),
-        Auto::Auto => rustix::system::uname().nodename().to_string_lossy().into_owned(),
-    }
-}
-
-/// The cluster of this one node.
-fn members(config: &Config, name: &str, listening: SocketAddr) -> wire::MemberList {
-    let endpoint = match &config.node.advertise {
-        Auto::Given(endpoint) => endpoint.clone(),
-        Auto::Auto if listening.ip().is_unspecified() => format!("{name}:{}", listening.port()),
-        Auto::Auto => listening.to_string(),
-    };
-    let member =
-        wire::Member { index: 0, name: name.to_owned(), endpoint, zone: config.node.zone.clone() };
-    wire::MemberList { epoch: 1, self_: 0, members: vec![member] }
 }
 
 #[cfg(all(test, feature = "rocksdb"))]

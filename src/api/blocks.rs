@@ -6,8 +6,8 @@ use futures_util::{StreamExt, stream};
 use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCache};
 use kvstrata_tiers::{
     block::BlockHash,
-    error::{Error, ErrorKind, Result},
-    namespace::{Namespace, NamespaceSpec},
+    error::{Error, Result},
+    namespace::Namespace,
     stack::{Ask, Chain, Fetch},
     tier::{Run, Tier},
 };
@@ -15,8 +15,9 @@ use tokio::{sync::mpsc, time::Instant};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
-use super::{Calls, Node, Observed, convert, delivered::Delivered, get, put, stats, tenant_of};
+use super::{Calls, Node, Observed, convert, get, put, stats, tenant_of};
 use crate::{
+    flow::{self, Delivered},
     id::{LeaseId, SessionId},
     lease::Reservation,
     limits::{GET_DEADLINE_DEFAULT, LOOKUP_HASHES_MAX, PREFETCH_LOADS_MAX},
@@ -155,22 +156,6 @@ impl BlockCache for BlockService {
 }
 
 impl Node {
-    /// The namespace with this id, if it is the tenant's: those of others do not exist for it.
-    pub(super) fn namespace(&self, tenant: &str, id: &[u8]) -> Result<Arc<Namespace>> {
-        let namespace = self.namespaces.get(id)?;
-        let owner = match namespace.spec() {
-            NamespaceSpec::Engine(identity) => &identity.tenant,
-            NamespaceSpec::Opaque { tenant, .. } => tenant,
-        };
-        if owner != tenant {
-            return Err(Error::new(
-                ErrorKind::UnknownNamespace,
-                "namespace_id: not known here; open it first",
-            ));
-        }
-        Ok(namespace)
-    }
-
     fn open(&self, tenant: String, request: wire::OpenRequest) -> Result<wire::OpenResponse> {
         let instance = convert::label("instance", request.instance)?;
         let host = convert::label("node", request.node)?;
@@ -191,7 +176,7 @@ impl Node {
             namespace_id: namespace.id().as_bytes().to_vec().into(),
             block_bytes: namespace.layout().block_bytes(),
             limits: Some(convert::limits(self.leases.limits())),
-            members: Some(self.members.clone()),
+            members: Some(convert::members(&self.members)),
             warnings: opened.warnings,
         })
     }
@@ -206,7 +191,7 @@ impl Node {
         self.metrics.record_lookup(convert::answers(answer.counts));
         let run = |run: Run| {
             let wait = self.stack.estimate_load(run.tier, run.bytes);
-            convert::run(&run, self.members.self_, wait)
+            convert::run(&run, self.members.this, wait)
         };
         let lease = match promise {
             Some(promise) if !answer.pins.is_empty() => {
@@ -266,7 +251,7 @@ impl Node {
         let opened = wire::SessionOpened {
             session_id: guard.session().id().as_bytes().to_vec().into(),
             limits: Some(convert::limits(self.leases.limits())),
-            members: Some(self.members.clone()),
+            members: Some(convert::members(&self.members)),
         };
         let opened = session_event(wire::session_event::Event::Opened(opened));
         let later = stream::unfold((guard, events), |(guard, mut events)| async move {
@@ -283,7 +268,7 @@ impl Node {
     ) -> Result<wire::DescribeResponse> {
         let namespace = self.namespace(tenant, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
-        let parent = convert::parent(&namespace, &request.parent)?;
+        let parent = flow::parent(&namespace, &request.parent)?;
         let chain = Chain {
             hashes,
             parent,
@@ -324,7 +309,7 @@ impl Node {
 
     /// Loads blocks in the background, unless enough prefetches run already; returns how many.
     fn load(self: &Arc<Self>, namespace: Arc<Namespace>, cold: Vec<BlockHash>) -> u32 {
-        let started = convert::count(cold.len());
+        let started = flow::count(cold.len());
         if started == 0 {
             return 0;
         }
@@ -386,7 +371,7 @@ struct Promise {
 
 impl Promise {
     fn keep(self, pins: Pins, bytes: u64) -> Result<wire::Lease> {
-        let blocks = convert::count(pins.len());
+        let blocks = flow::count(pins.len());
         let granted = self.reservation.grant(pins, blocks, bytes, self.ttl)?;
         let leases = &self.session.counters().leases;
         leases.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -402,7 +387,7 @@ async fn next_event(
         biased;
         () = guard.session().ended().cancelled() => None,
         event = events.recv() => event.map(|Event::Draining(grace)| {
-            let draining = wire::Draining { grace_ms: convert::millis(grace) };
+            let draining = wire::Draining { grace_ms: flow::millis(grace) };
             session_event(wire::session_event::Event::Draining(draining))
         }),
     }

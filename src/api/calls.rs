@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, Stream, StreamExt, stream::BoxStream};
-use kvstrata_tiers::error::Result;
+use kvstrata_tiers::error::{Error, Result};
 use tokio::{sync::watch, time::Instant};
 use tonic::{Code, Response, Status};
 use tracing::{debug, error};
@@ -29,7 +29,7 @@ pub struct Calls {
 }
 
 /// One call; dropping it before its end means that the client went away.
-struct Call {
+pub(crate) struct Call {
     calls: Calls,
     op: Op,
     started: Instant,
@@ -91,7 +91,8 @@ impl Calls {
         }
     }
 
-    fn begin(&self, op: Op) -> Call {
+    /// Begins a call; what becomes of it is told by [`Call::finish`].
+    pub(crate) fn begin(&self, op: Op) -> Call {
         let call =
             Call { calls: self.clone(), op, started: Instant::now(), outcome: Outcome::Cancelled };
         call.count(|count| count.saturating_add(1));
@@ -100,6 +101,12 @@ impl Calls {
 }
 
 impl Call {
+    /// Ends the call, with an error if it failed.
+    pub(crate) fn finish(mut self, failure: Option<&Error>) {
+        let failure = failure.map(status::from_error);
+        self.end(failure.as_ref());
+    }
+
     fn count(&self, change: impl FnOnce(usize) -> usize) {
         if self.op == Op::Session {
             return;
@@ -174,8 +181,6 @@ impl<T> fmt::Debug for Observed<T> {
 
 #[cfg(test)]
 mod tests {
-    use kvstrata_tiers::error::Error;
-
     use super::*;
 
     fn calls() -> Calls {

@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
-    block::BlockHash,
     error::{Error, Result},
     limits::{PART_BYTES_MAX, PARTS_MAX},
-    namespace::{Identity, Namespace, NamespaceSpec, PartSpec},
-    stack::{Claim, PutOutcome},
+    namespace::{Identity, NamespaceSpec, PartSpec},
     tier::{Run, Tier, TierCounts},
 };
 
 use crate::{
+    flow,
     lease::{Granted, LeaseLimits},
     limits::{
         CLIENT_NAME_BYTES_MAX, GET_BLOCKS_MAX, LOOKUP_HASHES_MAX, MESSAGE_BYTES_MAX, PUT_BLOCKS_MAX,
     },
-    metrics::{Answer, Missed, PutLabel, TierLabel},
+    metrics::{Answer, Missed, PutLabel},
+    node::{Member, Members},
 };
 
 /// Makes the specification of a namespace; the tenant comes from the authenticated identity.
@@ -84,35 +84,38 @@ pub(super) fn label(field: &str, text: String) -> Result<String> {
     Ok(text)
 }
 
-/// Reads the hash before the first one; empty means the root.
-///
-/// # Errors
-/// `Invalid` if it has another length than the namespace declares.
-pub(super) fn parent(namespace: &Namespace, bytes: &[u8]) -> Result<Option<BlockHash>> {
-    if bytes.is_empty() {
-        return Ok(None);
-    }
-    if bytes.len() != namespace.hash_bytes() {
-        return Err(Error::invalid(format!(
-            "parent: {} bytes given, 0 or hash_bytes {} allowed",
-            bytes.len(),
-            namespace.hash_bytes()
-        )));
-    }
-    BlockHash::new(bytes).map(Some)
-}
-
 /// What this server accepts.
 #[must_use]
 pub(super) fn limits(leases: LeaseLimits) -> wire::Limits {
     wire::Limits {
-        lookup_hashes_max: count(LOOKUP_HASHES_MAX),
-        put_blocks_max: count(PUT_BLOCKS_MAX),
-        get_blocks_max: count(GET_BLOCKS_MAX),
-        message_bytes_max: count(MESSAGE_BYTES_MAX),
+        lookup_hashes_max: flow::count(LOOKUP_HASHES_MAX),
+        put_blocks_max: flow::count(PUT_BLOCKS_MAX),
+        get_blocks_max: flow::count(GET_BLOCKS_MAX),
+        message_bytes_max: flow::count(MESSAGE_BYTES_MAX),
         part_bytes_max: u32::try_from(PART_BYTES_MAX).unwrap_or(u32::MAX),
         lease_bytes_max: leases.session_bytes_max,
-        lease_ttl_ms_max: millis(leases.ttl_max),
+        lease_ttl_ms_max: flow::millis(leases.ttl_max),
+    }
+}
+
+/// The members of the cluster.
+#[must_use]
+pub(super) fn members(members: &Members) -> wire::MemberList {
+    let member = |member: &Member| wire::Member {
+        index: member.index,
+        name: member.name.clone(),
+        endpoint: member.endpoint.clone(),
+        zone: member.zone.clone(),
+        bulk: member.bulk.as_ref().map(|bulk| wire::BulkPort {
+            tcp: bulk.tcp.clone(),
+            unix: bulk.unix.clone(),
+            instance: bulk.instance.to_vec().into(),
+        }),
+    };
+    wire::MemberList {
+        epoch: members.epoch,
+        self_: members.this,
+        members: members.list.iter().map(member).collect(),
     }
 }
 
@@ -123,7 +126,7 @@ pub(super) fn lease(granted: &Granted) -> wire::Lease {
         lease_id: granted.id.as_bytes().to_vec().into(),
         blocks: granted.blocks,
         bytes: granted.bytes,
-        ttl_ms: millis(granted.ttl),
+        ttl_ms: flow::millis(granted.ttl),
     }
 }
 
@@ -162,7 +165,7 @@ pub(super) fn answers(counts: TierCounts) -> [(Answer, u32); 5] {
 
 /// A tier on the wire.
 #[must_use]
-pub(super) fn tier(tier: Tier) -> wire::Tier {
+pub(crate) fn tier(tier: Tier) -> wire::Tier {
     match tier {
         Tier::Dram => wire::Tier::Dram,
         Tier::Nvme => wire::Tier::Nvme,
@@ -170,42 +173,9 @@ pub(super) fn tier(tier: Tier) -> wire::Tier {
     }
 }
 
-/// A tier in metrics.
-#[must_use]
-pub(super) fn tier_label(tier: Tier) -> TierLabel {
-    match tier {
-        Tier::Dram => TierLabel::Dram,
-        Tier::Nvme => TierLabel::Nvme,
-        Tier::Object => TierLabel::Object,
-    }
-}
-
-/// What becomes of a position that is not wanted.
-#[must_use]
-pub(super) fn claim(claim: Claim) -> Option<PutLabel> {
-    match claim {
-        Claim::Wanted => None,
-        Claim::Duplicate => Some(PutLabel::Duplicate),
-        Claim::Differs => Some(PutLabel::DuplicateDiffers),
-        Claim::Pending => Some(PutLabel::Pending),
-        Claim::Refused => Some(PutLabel::Refused),
-    }
-}
-
-/// What became of a position that was wanted.
-#[must_use]
-pub(super) fn outcome(outcome: PutOutcome) -> PutLabel {
-    match outcome {
-        PutOutcome::Stored => PutLabel::Stored,
-        PutOutcome::PartStored => PutLabel::PartStored,
-        PutOutcome::Refused => PutLabel::Refused,
-        PutOutcome::Corrupt => PutLabel::Corrupt,
-    }
-}
-
 /// A put outcome on the wire.
 #[must_use]
-pub(super) fn put_outcome(outcome: PutLabel) -> wire::PutOutcome {
+pub(crate) fn put_outcome(outcome: PutLabel) -> wire::PutOutcome {
     match outcome {
         PutLabel::Stored => wire::PutOutcome::Stored,
         PutLabel::PartStored => wire::PutOutcome::PartStored,
@@ -220,7 +190,7 @@ pub(super) fn put_outcome(outcome: PutLabel) -> wire::PutOutcome {
 
 /// Why a block of a get has no bytes, on the wire.
 #[must_use]
-pub(super) fn miss_reason(reason: Missed) -> wire::MissReason {
+pub(crate) fn miss_reason(reason: Missed) -> wire::MissReason {
     match reason {
         Missed::Absent => wire::MissReason::Absent,
         Missed::Pending => wire::MissReason::Pending,
@@ -228,16 +198,4 @@ pub(super) fn miss_reason(reason: Missed) -> wire::MissReason {
         Missed::Timeout => wire::MissReason::Timeout,
         Missed::Busy => wire::MissReason::Busy,
     }
-}
-
-/// A duration on the wire.
-#[must_use]
-pub(super) fn millis(duration: Duration) -> u32 {
-    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// A count on the wire; counts are bounded far below.
-#[must_use]
-pub(super) fn count(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }

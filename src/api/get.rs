@@ -1,10 +1,10 @@
-//! Get: blocks in the order asked, packed into messages of about one mebibyte; misses are data.
+//! Get: what the flow brings, packed into messages of about one mebibyte.
 //!
-//! The stream is made by polling. A few blocks load ahead, in order, so that a colder tier is kept
-//! busy; a reader that stalls holds no more than those, and not for long after its deadline. Payload is not copied here: each piece is a
-//! view of the arena that keeps its memory alive until tonic has written it out.
+//! The stream is made by polling; a reader that stalls holds no more than what loads ahead and what is
+//! packed, and not for long after its deadline. Payload is not copied here: each piece is a view of the
+//! arena that keeps its memory alive until tonic has written it out.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::collections::VecDeque;
 
 use bytes::Bytes;
 use futures_util::{
@@ -12,24 +12,15 @@ use futures_util::{
     stream::{self, BoxStream},
 };
 use kvstrata_proto::v1 as wire;
-use kvstrata_tiers::{
-    block::{BlockHash, Hashes},
-    error::Result,
-    namespace::{BlockLayout, Namespace},
-    stack::{Block, Fetch, Promotions, Stack},
-    tier::Tier,
-};
-use tokio::time::Instant;
+use kvstrata_tiers::{error::Result, stack::Block, tier::Tier};
 use tonic::Status;
 
-use super::{Node, convert, delivered::Delivered, period, status, watched};
+use super::{Node, convert, status, watched};
 use crate::{
+    flow::{self, GetAsk, GetFlow, Step},
     id::{LeaseId, SessionId},
-    limits::{
-        GET_BLOCKS_AHEAD, GET_BLOCKS_MAX, GET_BYTES_AHEAD, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX,
-        GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX, GET_STALL_MAX,
-    },
-    metrics::{Missed, ServerMetrics},
+    limits::{GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX, GET_STALL_MAX},
+    metrics::Missed,
 };
 
 /// The responses to one get; the first item is the error of a request that cannot be served.
@@ -42,7 +33,7 @@ pub(super) fn responses(
         Ok(call) => call,
         Err(why) => return stream::iter([Err(status::from_error(&why))]).boxed(),
     };
-    let end = call.deadline + GET_STALL_MAX;
+    let end = call.flow.deadline() + GET_STALL_MAX;
     let responses = stream::unfold(Some(call), async |call| {
         let mut call = call?;
         match call.next().await {
@@ -54,92 +45,37 @@ pub(super) fn responses(
     watched::until(&node.tasks, "get", end, responses.boxed()).boxed()
 }
 
-/// One position of a get: what was found, and how long that took.
-struct Found {
-    fetch: Result<Fetch>,
-    elapsed: Duration,
-}
-
 struct GetCall {
-    stack: Stack,
-    metrics: ServerMetrics,
-    /// Indices into the declared parts, never empty.
-    parts: Arc<[u32]>,
-    stop_at_miss: bool,
-    deadline: Instant,
-    found: BoxStream<'static, Found>,
-    /// What is asked for.
-    asked: (Arc<Namespace>, Bytes),
-    /// From where on the request is touched at its end. What a lease covers is not: its release does
-    /// that. A lease covers the head that was in dram; behind it are blocks loaded now.
-    touch_from: Option<u32>,
-    delivered: Delivered,
-    position: u32,
-    count: u32,
+    flow: GetFlow,
     packer: Packer,
-}
-
-/// How many blocks load ahead of the reader.
-fn blocks_ahead(layout: &BlockLayout) -> usize {
-    let (least, most) = GET_BLOCKS_AHEAD.into_inner();
-    // Of opaque blocks only the longest is known, which most are not.
-    let blocks =
-        if layout.is_opaque() { least } else { GET_BYTES_AHEAD / layout.block_bytes().max(1) };
-    usize::try_from(blocks.clamp(least, most)).unwrap_or(1)
+    ended: bool,
 }
 
 impl GetCall {
     fn begin(node: &Node, tenant: &str, request: wire::GetRequest) -> Result<Self> {
-        let namespace = node.namespace(tenant, &request.namespace_id)?;
-        let count = namespace.hashes(&request.hashes, GET_BLOCKS_MAX, "hashes")?.len();
-        let wait =
-            period("deadline_ms", request.deadline_ms, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX)?;
-        let touch_from = request.lease_id.is_empty().then_some(0);
-        let asked = (Arc::clone(&namespace), request.hashes.clone());
-        if touch_from.is_none() {
-            let session = SessionId::read("session_id", &request.session_id)?;
-            node.leases.check(session, LeaseId::read("lease_id", &request.lease_id)?)?;
-        }
-        let deadline = Instant::now() + wait;
-        let declared = convert::count(namespace.layout().parts().len());
-        let parts: Arc<[u32]> = if request.parts.is_empty() {
-            (0..declared).collect()
+        let lease = if request.lease_id.is_empty() {
+            None
         } else {
-            request.parts.as_slice().into()
+            let session = SessionId::read("session_id", &request.session_id)?;
+            Some((session, LeaseId::read("lease_id", &request.lease_id)?))
         };
-        let wanted: Arc<[u32]> = request.parts.into();
-        let ahead = blocks_ahead(namespace.layout());
-        let loads = Loads {
-            promotions: Arc::new(node.stack.promotions()),
-            stack: node.stack.clone(),
-            namespace,
+        let ask = GetAsk {
+            namespace_id: &request.namespace_id,
             hashes: request.hashes,
-        };
-        let found = stream::iter(0..count)
-            .map(move |position| loads.load(position, Arc::clone(&wanted), deadline))
-            .buffered(ahead)
-            .boxed();
-        Ok(Self {
-            stack: node.stack.clone(),
-            metrics: node.metrics.clone(),
-            parts,
+            parts: request.parts,
+            lease,
+            deadline_ms: request.deadline_ms,
             stop_at_miss: request.stop_at_miss,
-            deadline,
-            found,
-            asked,
-            touch_from,
-            delivered: Delivered::new(node.stack.clone()),
-            position: 0,
-            count: convert::count(count),
-            packer: Packer::default(),
-        })
+        };
+        let flow = GetFlow::begin(node, tenant, ask)?;
+        Ok(Self { flow, packer: Packer::default(), ended: false })
     }
 
     /// The next message; none at the end.
     async fn next(&mut self) -> Result<Option<wire::GetResponse>> {
-        self.delivered.resume();
+        self.flow.resume();
         let message = self.make_next().await;
-        self.delivered.hand();
+        self.flow.hand();
         message
     }
 
@@ -148,114 +84,31 @@ impl GetCall {
             if let Some(message) = self.packer.ready.pop_front() {
                 return Ok(Some(message));
             }
-            if self.position >= self.count {
-                self.touch()?;
-                self.delivered.finish();
-                self.packer.flush();
-                return Ok(self.packer.ready.pop_front());
+            if self.ended {
+                return Ok(None);
             }
-            let found = match self.found.next().now_or_never() {
-                Some(found) => found,
+            let step = match self.flow.next().now_or_never() {
+                Some(step) => step?,
                 None => {
                     // The next block takes a while: what is packed should not wait for it.
                     self.packer.flush_data();
                     if let Some(message) = self.packer.ready.pop_front() {
                         return Ok(Some(message));
                     }
-                    self.found.next().await
+                    self.flow.next().await?
                 }
             };
-            match found {
-                Some(found) => self.take(found)?,
-                None => self.position = self.count,
+            match step {
+                Some(Step::Block(position, block)) => {
+                    self.packer.push_block(position, self.flow.parts(), &block);
+                }
+                Some(Step::Miss(start, end, reason)) => self.packer.push_miss(start, end, reason),
+                None => {
+                    self.ended = true;
+                    self.packer.flush();
+                }
             }
         }
-    }
-
-    /// Counts the request as used, tail first, once.
-    fn touch(&mut self) -> Result<()> {
-        if let Some(from) = self.touch_from.take() {
-            let (namespace, hashes) = &self.asked;
-            let from = usize::try_from(from).unwrap_or(0) * namespace.hash_bytes();
-            let hashes = hashes.get(from..).unwrap_or_default();
-            self.stack.touch(namespace, Hashes::new(hashes, namespace.hash_bytes())?);
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, found: Found) -> Result<()> {
-        let position = self.position;
-        self.position = self.position.saturating_add(1);
-        let missed = match found.fetch? {
-            Fetch::Hit(block) => {
-                if block.tier() != Tier::Dram {
-                    self.touch_from.get_or_insert(position);
-                }
-                self.deliver(position, &block, found.elapsed);
-                None
-            }
-            Fetch::Pending => Some(Missed::Pending),
-            Fetch::Corrupt => Some(Missed::Corrupt),
-            Fetch::Timeout => Some(Missed::Timeout),
-            Fetch::Busy => Some(Missed::Busy),
-            Fetch::Miss => Some(Missed::Absent),
-        };
-        if let Some(reason) = missed {
-            self.miss(position, self.position, reason);
-        }
-        if self.position < self.count && Instant::now() >= self.deadline {
-            self.miss(self.position, self.count, Missed::Timeout);
-        }
-        Ok(())
-    }
-
-    fn deliver(&mut self, position: u32, block: &Block, elapsed: Duration) {
-        let bytes = self.packer.push_block(position, &self.parts, block);
-        self.delivered.block(block.tier(), bytes, elapsed);
-        self.metrics.record_get(convert::tier_label(block.tier()), bytes, elapsed);
-    }
-
-    fn miss(&mut self, start: u32, end: u32, reason: Missed) {
-        self.delivered.gap();
-        self.packer.push_miss(start, end, reason);
-        self.metrics.record_missed(reason, u64::from(end.saturating_sub(start)));
-        self.position = if self.stop_at_miss { self.count } else { end };
-    }
-}
-
-/// Loads the blocks of one get.
-struct Loads {
-    stack: Stack,
-    promotions: Arc<Promotions>,
-    namespace: Arc<Namespace>,
-    hashes: Bytes,
-}
-
-impl Loads {
-    fn load(
-        &self,
-        position: usize,
-        parts: Arc<[u32]>,
-        deadline: Instant,
-    ) -> impl Future<Output = Found> + Send + use<> {
-        let hash = self.hash(position);
-        let (stack, namespace) = (self.stack.clone(), Arc::clone(&self.namespace));
-        let promotions = Arc::clone(&self.promotions);
-        async move {
-            let started = Instant::now();
-            let fetch = match hash {
-                Ok(Some(hash)) => {
-                    stack.get_within(&promotions, &namespace, hash, &parts, deadline).await
-                }
-                Ok(None) => Ok(Fetch::Miss),
-                Err(why) => Err(why),
-            };
-            Found { fetch, elapsed: started.elapsed() }
-        }
-    }
-
-    fn hash(&self, position: usize) -> Result<Option<BlockHash>> {
-        Ok(Hashes::new(&self.hashes, self.namespace.hash_bytes())?.get(position))
     }
 }
 
@@ -270,23 +123,20 @@ struct Packer {
 }
 
 impl Packer {
-    /// Adds the parts of a block; returns their bytes.
-    fn push_block(&mut self, index: u32, parts: &[u32], block: &Block) -> u64 {
+    /// Adds the parts of a block.
+    fn push_block(&mut self, index: u32, parts: &[u32], block: &Block) {
         self.flush_miss();
         if self.tier.is_some_and(|tier| tier != block.tier()) {
             self.flush_data();
         }
         self.tier = Some(block.tier());
-        let mut bytes = 0_u64;
         for &part in parts {
             let Some(view) = block.part(part) else { continue };
             let checksum = view.checksum();
             let data = Bytes::from_owner(view);
-            bytes = bytes.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
-            let part_bytes = convert::count(data.len());
+            let part_bytes = flow::count(data.len());
             self.push_part(wire::PartData { index, part, offset: 0, data, checksum, part_bytes });
         }
-        bytes
     }
 
     /// Adds a part: whole if it fits into a message, in pieces otherwise.
@@ -298,7 +148,7 @@ impl Packer {
         while part.data.len() > GET_MESSAGE_BYTES {
             let data = part.data.split_to(GET_MESSAGE_BYTES);
             let offset = part.offset;
-            part.offset = offset.saturating_add(convert::count(data.len()));
+            part.offset = offset.saturating_add(flow::count(data.len()));
             self.push_piece(wire::PartData { data, offset, ..part.clone() });
             self.flush_parts();
         }

@@ -38,8 +38,62 @@ const PREFACE_BYTES: usize = 24;
 pub struct Connection {
     io: TcpStream,
     silence: Option<Silence>,
+    _place: Place,
+}
+
+/// Bounds connections.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    permits: Arc<Semaphore>,
+    open: Gauge,
+}
+
+/// The place of one connection.
+#[derive(Debug)]
+pub(crate) struct Place {
     open: Gauge,
     _permit: OwnedSemaphorePermit,
+}
+
+impl Places {
+    /// So many places; `open` shows how many are taken.
+    pub(crate) fn new(connections_max: usize, open: Gauge) -> Self {
+        Self { permits: Arc::new(Semaphore::new(connections_max)), open }
+    }
+
+    /// Waits for a place, then for a connection.
+    ///
+    /// # Cancel safety
+    /// Safe: a connection that was not returned is closed.
+    pub(crate) async fn next<T, F>(&self, accept: impl Fn() -> F) -> (T, Place)
+    where
+        F: Future<Output = io::Result<T>>,
+    {
+        let permit = loop {
+            match Arc::clone(&self.permits).acquire_owned().await {
+                Ok(permit) => break permit,
+                // Nobody closes the semaphore.
+                Err(_closed) => std::future::pending::<()>().await,
+            }
+        };
+        let accepted = loop {
+            match accept().await {
+                Ok(accepted) => break accepted,
+                Err(error) => {
+                    warn!(%error, "connection not accepted");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        };
+        self.open.inc();
+        (accepted, Place { open: self.open.clone(), _permit: permit })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.dec();
+    }
 }
 
 /// How long nothing, or too little, may come from the peer.
@@ -101,13 +155,12 @@ pub fn connections(
 #[derive(Debug)]
 pub struct Acceptor {
     listener: TcpListener,
-    permits: Arc<Semaphore>,
-    open: Gauge,
+    places: Places,
 }
 
 impl Acceptor {
     fn new(listener: TcpListener, connections_max: usize, open: Gauge) -> Self {
-        Self { listener, permits: Arc::new(Semaphore::new(connections_max)), open }
+        Self { listener, places: Places::new(connections_max, open) }
     }
 
     /// Accepts readers of pages: few, and none that says nothing for long.
@@ -135,38 +188,16 @@ impl Acceptor {
     }
 
     async fn next(&self) -> (Connection, SocketAddr) {
-        let permit = loop {
-            match Arc::clone(&self.permits).acquire_owned().await {
-                Ok(permit) => break permit,
-                // Nobody closes the semaphore.
-                Err(_closed) => std::future::pending::<()>().await,
-            }
-        };
-        let (io, peer) = loop {
-            match accept(&self.listener).await {
-                Ok(accepted) => break accepted,
-                Err(error) => {
-                    warn!(%error, "connection not accepted");
-                    sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        };
-        self.open.inc();
-        let open = self.open.clone();
-        (Connection { io, silence: None, open, _permit: permit }, peer)
+        let ((io, peer), place) = self.places.next(|| accept(&self.listener)).await;
+        (Connection { io, silence: None, _place: place }, peer)
     }
 }
 
-async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+/// A connection that sends small things at once.
+pub(crate) async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
     let (io, peer) = listener.accept().await?;
     io.set_nodelay(true)?;
     Ok((io, peer))
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.open.dec();
-    }
 }
 
 impl Connected for Connection {

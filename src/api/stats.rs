@@ -10,7 +10,7 @@ use kvstrata_tiers::{
 };
 
 use super::{Node, convert};
-use crate::metrics::Answer;
+use crate::{flow, metrics::Answer};
 
 /// Hex digits of a hash root that are shown.
 const ROOT_DIGITS: usize = 16;
@@ -33,8 +33,8 @@ pub(super) fn of(node: &Node) -> wire::StatsResponse {
         tiers: tiers.map(|(tier, usage)| of_tier(node, tier, usage)).collect(),
         index_blocks: usage.index_blocks,
         index_bytes: usage.index_bytes,
-        sessions: convert::count(node.sessions.count()),
-        leases: convert::count(leases),
+        sessions: flow::count(node.sessions.count()),
+        leases: flow::count(leases),
         leased_bytes,
         staging_bytes: usage.staging_bytes,
         duplicate_differs: usage.duplicate_differs,
@@ -47,12 +47,12 @@ pub(super) fn of(node: &Node) -> wire::StatsResponse {
             .map(|namespace| of_namespace(namespace))
             .collect(),
         warnings: mismatches.iter().map(ToString::to_string).collect(),
-        members: Some(node.members.clone()),
+        members: Some(convert::members(&node.members)),
     }
 }
 
 fn of_tier(node: &Node, tier: Tier, usage: StoreUsage) -> wire::TierStats {
-    let (get_blocks, get_bytes) = node.metrics.delivered(convert::tier_label(tier));
+    let (get_blocks, get_bytes) = node.metrics.delivered(flow::tier_label(tier));
     wire::TierStats {
         tier: convert::tier(tier).into(),
         capacity_bytes: usage.capacity_bytes,

@@ -1,5 +1,7 @@
 //! The calls over a pipe instead of a network, with time paused: what only the clock shows.
 
+use std::{sync::Arc, time::Duration};
+
 use futures_util::{StreamExt, stream};
 use hyper_util::rt::TokioIo;
 use kvstrata_proto::v1::{
@@ -7,10 +9,16 @@ use kvstrata_proto::v1::{
     block_cache_client::BlockCacheClient, open_request, put_request, put_response, session_event,
 };
 use kvstrata_tiers::{
-    metrics::TierMetrics, namespace::Secret, stack::StackConfig, store::BlockStore,
+    metrics::TierMetrics,
+    namespace::{NamespaceTable, Secret},
+    stack::{Stack, StackConfig},
+    store::BlockStore,
 };
 use prometheus_client::registry::Registry;
-use tokio::sync::mpsc;
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::Instant,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Streaming,
@@ -21,12 +29,15 @@ use super::*;
 use crate::{
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
+    metrics::ServerMetrics,
+    node::{Leases, Members, Sessions},
+    tasks::Tasks,
 };
 
 mod cold;
 mod durable;
 
-fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
+pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     let mut registry = Registry::default();
     let metrics = ServerMetrics::register(&mut registry);
     let namespaces = Arc::new(NamespaceTable::new(Secret::new([7; 32]), false));
@@ -43,7 +54,7 @@ fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     let leases = Leases::new(limits, metrics.clone(), move |pins| giver.unpin(pins));
     Node {
         name: "test".to_owned(),
-        members: wire::MemberList::default(),
+        members: Members::default(),
         stack,
         namespaces,
         sessions: Sessions::new(leases.clone(), metrics.clone()),

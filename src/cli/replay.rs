@@ -10,6 +10,7 @@ use kvstrata_tiers::{
 
 use super::{progress, stdout};
 use crate::{
+    client::Path,
     replay::{
         CLIENTS_MAX, CrashOptions, Every, NvmeSettings, ReplayOptions, Report, ServerProcess,
         ServerSettings, Source, replay, replay_disturbed,
@@ -114,6 +115,10 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, requires = "crash_every")]
     pub seed: u64,
 
+    /// The way that blocks take: auto (the bulk port if there is one), grpc or bulk
+    #[arg(long, value_name = "PATH", default_value = "auto")]
+    pub path: Path,
+
     /// Tokens of one block, if not the format's own
     #[arg(long, value_name = "N")]
     pub block_tokens: Option<u32>,
@@ -147,6 +152,7 @@ pub async fn run(args: Args) -> Result<()> {
         block_bytes,
         source,
         durable: args.durable,
+        path: args.path,
     };
     let report = tokio::select! {
         report = drive(&args, trace, &options, &mut server) => report,

@@ -12,11 +12,14 @@ use tracing::{info, warn};
 
 use super::{Failure, settings::Settings};
 use crate::{
+    addresses::Addresses,
     budget::{Budget, Machine},
     config::{self, Config, Problems, Sources},
-    limits::{CONNECTIONS_MAX, FILES_BESIDES_CONNECTIONS, HTTP_CONNECTIONS_MAX},
+    limits::{
+        BULK_CONNECTIONS_MAX, CONNECTIONS_MAX, FILES_BESIDES_CONNECTIONS, HTTP_CONNECTIONS_MAX,
+    },
     logging,
-    server::{Addresses, ServeError, Server},
+    server::{ServeError, Server},
     tasks,
 };
 
@@ -119,7 +122,8 @@ fn sources(args: &Args) -> Result<Sources, Failure> {
 /// Asks for as many open files as there may be connections. A shell allows 1024 by default, and a
 /// node that has none left cannot answer probes.
 fn raise_open_files() {
-    let needed = CONNECTIONS_MAX + HTTP_CONNECTIONS_MAX + FILES_BESIDES_CONNECTIONS;
+    let connections = CONNECTIONS_MAX + BULK_CONNECTIONS_MAX + HTTP_CONNECTIONS_MAX;
+    let needed = connections + FILES_BESIDES_CONNECTIONS;
     let needed = u64::try_from(needed).unwrap_or(u64::MAX);
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.unwrap_or(u64::MAX);

@@ -6,7 +6,7 @@
 
 use std::ops::{AddAssign, Range};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use kvstrata_proto::v1;
 use kvstrata_tiers::{
     block::BlockHash,
@@ -20,6 +20,8 @@ use kvstrata_tiers::{
 use super::{HashList, status::broken_contract};
 
 const DOING: &str = "get";
+/// Buffers that are kept to be used again.
+const SPARE_MAX: usize = 4;
 
 /// Why a block was not delivered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,6 +145,8 @@ pub(super) struct Assembler<'a> {
     next: u32,
     current: Option<Current>,
     summary: GetSummary,
+    /// Buffers that nobody has kept, to be used again.
+    spare: Vec<BytesMut>,
 }
 
 /// A block of which something has come.
@@ -164,7 +168,19 @@ impl<'a> Assembler<'a> {
         (base, hashes): (u32, HashList),
     ) -> Self {
         let summary = GetSummary::default();
-        Self { namespace, parts, hashes, base, next: 0, current: None, summary }
+        let spare = Vec::new();
+        Self { namespace, parts, hashes, base, next: 0, current: None, summary, spare }
+    }
+
+    /// An empty buffer with room for `bytes`: one that has been used, if there is one.
+    pub(super) fn buffer(&mut self, bytes: usize) -> BytesMut {
+        match self.spare.pop() {
+            Some(mut buffer) if buffer.capacity() >= bytes => {
+                buffer.clear();
+                buffer
+            }
+            Some(_) | None => BytesMut::with_capacity(bytes),
+        }
     }
 
     /// Takes the next piece.
@@ -247,6 +263,8 @@ impl<'a> Assembler<'a> {
         };
         self.summary.count(block.tier, block.len());
         sink.block(block);
+        let unkept = current.pieces.into_iter().filter_map(|piece| piece.try_into_mut().ok());
+        self.spare.extend(unkept.take(SPARE_MAX.saturating_sub(self.spare.len())));
     }
 
     fn out_of_order(&self, what: &str, index: u32) -> Error {

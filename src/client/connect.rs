@@ -1,6 +1,6 @@
 //! The channel to one server: frame and window sizes, keepalive, message limits, deadlines.
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
 
 use kvstrata_proto::v1::{self, block_cache_client::BlockCacheClient};
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
@@ -10,7 +10,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::{members::Members, status::error_of};
+use super::{bulk::Pool, members::Members, status::error_of};
 
 /// The longest gRPC message either side sends, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
@@ -25,9 +25,36 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a probe may stay unanswered.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The deadlines of a client. Every call has one.
+/// Which way blocks take. Everything else goes over gRPC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Path {
+    /// The bulk port where the server has one that can be reached, else gRPC.
+    #[default]
+    Auto,
+    /// Within gRPC messages.
+    Grpc,
+    /// The bulk port, or not at all.
+    Bulk,
+}
+
+impl FromStr for Path {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "grpc" => Ok(Self::Grpc),
+            "bulk" => Ok(Self::Bulk),
+            _ => Err(Error::invalid(format!("path: {text:?} given, auto, grpc or bulk allowed"))),
+        }
+    }
+}
+
+/// The deadlines of a client, of which every call has one, and the way its blocks take.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
+    /// The way that the blocks of gets and puts take.
+    pub path: Path,
     /// For the connection to be made. Default 5 s: a server on the network answers in milliseconds.
     pub connect_deadline: Duration,
     /// For each call that moves no blocks. Default 10 s; a lookup of 65,536 hashes takes a few ms.
@@ -41,6 +68,7 @@ pub struct ClientOptions {
 impl Default for ClientOptions {
     fn default() -> Self {
         Self {
+            path: Path::Auto,
             connect_deadline: Duration::from_secs(5),
             call_deadline: Duration::from_secs(10),
             stall_deadline: Duration::from_secs(30),
@@ -61,6 +89,7 @@ pub(super) struct Shared {
     channel: Channel,
     options: ClientOptions,
     members: watch::Sender<Members>,
+    pub(super) bulk: Pool,
 }
 
 impl fmt::Debug for Client {
@@ -96,7 +125,16 @@ impl Client {
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
         let endpoint = endpoint.to_owned();
         let members = watch::Sender::new(Members::default());
-        Ok(Self { shared: Arc::new(Shared { endpoint, wire, channel, options, members }) })
+        Ok(Self {
+            shared: Arc::new(Shared {
+                endpoint,
+                wire,
+                channel,
+                options,
+                members,
+                bulk: Pool::default(),
+            }),
+        })
     }
 
     /// The address this client was given.
@@ -117,13 +155,15 @@ impl Client {
         &self.shared.options
     }
 
-    /// Keeps `list` if it is newer than the one known.
+    /// Keeps `list` unless it is older than the one known.
     pub(super) fn learn_members(&self, list: Option<v1::MemberList>) {
         let Some(list) = list.map(Members::from) else {
             return;
         };
         self.shared.members.send_if_modified(|known| {
-            let newer = known.list.is_empty() || list.epoch > known.epoch;
+            // A node that was started again begins anew: what it says last holds.
+            let newer = known.list.is_empty() || list.epoch >= known.epoch;
+            let newer = newer && *known != list;
             if newer {
                 *known = list;
             }

@@ -13,6 +13,7 @@ use tonic::Streaming;
 use super::{
     GetSink, GetSummary, Handle, HashList, Lease,
     assemble::Assembler,
+    bulk,
     connect::{timed_out, within},
     lookup::{millis, tier_of},
     status::broken_contract,
@@ -81,6 +82,12 @@ impl Handle {
         })?;
         let request = self.get_request(&hashes, options);
         let mut assembler = Assembler::new(self.id(), parts, (base, hashes));
+        if let Some(mut connection) = self.client.bulk(&request.session_id).await? {
+            let within = (self.client.options().stall_deadline, until);
+            bulk::get(&mut connection, request, within, &mut assembler, sink).await?;
+            self.client.keep_bulk(connection);
+            return assembler.finish(options.stop_at_miss);
+        }
         let deadline = self.client.options().call_deadline;
         let mut wire = self.client.wire();
         let reply = within(DOING, deadline, wire.get(request)).await?;

@@ -1,5 +1,6 @@
 //! The nodes of the cluster, as the server that answers sees them.
 
+use bytes::Bytes;
 use kvstrata_proto::v1;
 
 /// One node.
@@ -13,6 +14,19 @@ pub struct Member {
     pub endpoint: String,
     /// Empty when unknown.
     pub zone: String,
+    /// Its bulk port, if it has one.
+    pub bulk: Option<BulkPort>,
+}
+
+/// Where a node's bulk port is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BulkPort {
+    /// `host:port`; empty if it does not listen on TCP.
+    pub tcp: String,
+    /// Path of a Unix socket on the node's own host; empty if there is none.
+    pub unix: String,
+    /// What its welcome must say: another server may be where this one is said to be.
+    pub instance: Bytes,
 }
 
 /// A member list and its version.
@@ -26,6 +40,14 @@ pub struct Members {
     pub list: Vec<Member>,
 }
 
+impl Members {
+    /// The bulk port of the node that answered, if it has one.
+    #[must_use]
+    pub fn bulk(&self) -> Option<&BulkPort> {
+        self.list.iter().find(|member| member.index == self.answering)?.bulk.as_ref()
+    }
+}
+
 impl From<v1::MemberList> for Members {
     fn from(wire: v1::MemberList) -> Self {
         let list = wire.members.into_iter().map(Member::from).collect();
@@ -35,6 +57,12 @@ impl From<v1::MemberList> for Members {
 
 impl From<v1::Member> for Member {
     fn from(wire: v1::Member) -> Self {
-        Self { index: wire.index, name: wire.name, endpoint: wire.endpoint, zone: wire.zone }
+        let bulk = wire.bulk.map(|wire| BulkPort {
+            tcp: wire.tcp,
+            unix: wire.unix,
+            instance: wire.instance,
+        });
+        let (name, endpoint, zone) = (wire.name, wire.endpoint, wire.zone);
+        Self { index: wire.index, name, endpoint, zone, bulk }
     }
 }

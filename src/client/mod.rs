@@ -19,6 +19,7 @@
 //! hashes, and slicing one buffer is free.
 
 mod assemble;
+mod bulk;
 mod codec;
 mod connect;
 mod get;
@@ -34,11 +35,11 @@ mod status;
 mod verbs;
 
 pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason};
-pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX};
+pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX, Path};
 pub use get::GetOptions;
 pub use hashes::HashList;
 pub use lookup::{Lease, LeaseAsk, Locality, Lookup, LookupOptions, Run};
-pub use members::{Member, Members};
+pub use members::{BulkPort, Member, Members};
 pub use namespace::{Handle, Limits, NamespaceSpec};
 pub use put::{PutBatch, PutOutcome, PutReport};
 pub use session::{Session, SessionState};

@@ -25,7 +25,7 @@ use tonic::{
 };
 
 use super::{
-    Handle, HashList, MESSAGE_BYTES_MAX,
+    Handle, HashList, MESSAGE_BYTES_MAX, bulk,
     codec::RoomyCodec,
     connect::{timed_out, within},
     pack::Packer,
@@ -189,18 +189,27 @@ impl Handle {
         let asked = slice.hashes.len();
         let (offer, checksums) = self.offer(session_id, &slice, parts);
         let lengths = offer.lengths.clone();
-        let target = self.limits().message_bytes_max.min(MESSAGE_BYTES_MAX);
-        let indices = parts.iter().map(|(part, _)| *part).collect();
-        let packer = Packer::new(indices, slice.values, checksums, target);
-        let (answer, wanted) = oneshot::channel();
         // A durable put may be silent for as long as the server waits for nvme.
         let stall = self.client.options().stall_deadline * if slice.durable { 2 } else { 1 };
         let within = (stall, until);
+        let indices: Vec<u32> = parts.iter().map(|(part, _)| *part).collect();
+        let mut progress = Progress::new(asked);
+        if let Some(mut connection) = self.client.bulk(&offer.session_id).await? {
+            let (values, checksums) = (&slice.values, &checksums);
+            let batch = bulk::Batch { parts: &indices, values, checksums };
+            let putting = bulk::put(&mut connection, offer, &batch, progress, within);
+            let progress = putting.await?;
+            self.client.keep_bulk(connection);
+            let sent_bytes = progress.sent_bytes(&lengths, parts);
+            return progress.finish(sent_bytes);
+        }
+        let target = self.limits().message_bytes_max.min(MESSAGE_BYTES_MAX);
+        let packer = Packer::new(indices, slice.values, checksums, target);
+        let (answer, wanted) = oneshot::channel();
         let mut replies = self.start_put(offer, packer, wanted).await?;
         let Some(Message::Wanted(first)) = self.next_reply(&mut replies, within).await? else {
             return Err(broken_contract(DOING, "the first message is not what it wants"));
         };
-        let mut progress = Progress::new(asked);
         let ranges = progress.wanted(&first)?;
         // A closed channel means that the stream has failed: the next reply says why.
         let _closed = answer.send(ranges);
@@ -300,7 +309,7 @@ fn request_stream(
 }
 
 /// What is known of each position so far.
-struct Progress {
+pub(super) struct Progress {
     outcomes: Vec<Option<PutOutcome>>,
     wanted: Vec<Range<usize>>,
     retry_after: Option<Duration>,
@@ -311,7 +320,7 @@ impl Progress {
         Self { outcomes: vec![None; asked], wanted: Vec::new(), retry_after: None }
     }
 
-    fn wanted(&mut self, wanted: &v1::PutWanted) -> Result<Vec<Range<usize>>> {
+    pub(super) fn wanted(&mut self, wanted: &v1::PutWanted) -> Result<Vec<Range<usize>>> {
         let mut end = 0;
         for range in &wanted.ranges {
             let positions = range.start as usize..range.end as usize;
@@ -328,7 +337,7 @@ impl Progress {
         Ok(self.wanted.clone())
     }
 
-    fn results(&mut self, results: &v1::PutResults) -> Result<()> {
+    pub(super) fn results(&mut self, results: &v1::PutResults) -> Result<()> {
         for result in &results.results {
             let positions = result.start as usize..result.end as usize;
             let outcome = outcome_of(result.outcome());

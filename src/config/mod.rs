@@ -20,9 +20,12 @@ pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
 pub use nvme::{Nvme, NvmeEngine, NvmePlan, NvmeSpace};
 pub use object::{Object, ObjectAdmission, ObjectUrl};
 use serde::{Deserialize, Serialize};
-pub use units::{Auto, Maybe, Period, Size};
+pub use units::{Address, Auto, Maybe, Period, Size};
 #[cfg(test)]
 pub(crate) use validate::MEMORY_LIMIT_MIN;
+
+/// How far the bulk port is above that of gRPC: HTTP is between them.
+const BULK_PORT_ABOVE: u16 = 2;
 
 /// Everything that can be configured. `docs/configuration.md` is tested against this.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -72,6 +75,12 @@ pub struct Server {
     /// Address of `/livez`, `/readyz` and `/metrics`. Default `0.0.0.0:9401`: kubelet and
     /// Prometheus come from other hosts. Port 0 takes a free one, which is logged.
     pub http_listen: SocketAddr,
+    /// Address of the bulk port, over which blocks move at line rate. Default `auto`: that of gRPC, two
+    /// ports above it (or a free one, as that). `none`: no bulk port on TCP.
+    pub bulk_listen: Auto<Maybe<Address>>,
+    /// Path of a Unix socket with the same bulk port, for clients on this host. Default `none`. Who may
+    /// connect is decided by its directory.
+    pub bulk_unix: Maybe<PathText>,
     /// Longest time between SIGTERM and the end for requests and sessions to finish. Default `20s`:
     /// below the 30 s that Kubernetes waits. `0s` ends them at once.
     pub drain_grace: Period,
@@ -82,7 +91,27 @@ impl Default for Server {
         Self {
             grpc_listen: SocketAddr::from(([0, 0, 0, 0], 9400)),
             http_listen: SocketAddr::from(([0, 0, 0, 0], 9401)),
+            bulk_listen: Auto::Auto,
+            bulk_unix: Maybe::None,
             drain_grace: Period(Duration::from_secs(20)),
+        }
+    }
+}
+
+impl Server {
+    /// Where the bulk port listens on TCP; none if it does not.
+    #[must_use]
+    pub fn bulk_address(&self) -> Option<SocketAddr> {
+        match &self.bulk_listen {
+            Auto::Given(Maybe::None) => None,
+            Auto::Given(Maybe::Given(address)) => Some(address.0),
+            Auto::Auto => {
+                let port = match self.grpc_listen.port() {
+                    0 => 0,
+                    port => port.checked_add(BULK_PORT_ABOVE)?,
+                };
+                Some(SocketAddr::new(self.grpc_listen.ip(), port))
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 //! All of them are strings in every source (file, environment, flag), so that a number without a
 //! unit cannot be mistaken; all print in the form in which they are read.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use bytesize::ByteSize;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -85,6 +85,25 @@ impl FromStr for Period {
             Ok(duration) => Ok(Self(duration)),
             Err(_why) => Err(Unreadable("a time such as 500ms, 30s or 5m".to_owned())),
         }
+    }
+}
+
+/// An address to listen on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(pub SocketAddr);
+
+impl FromStr for Address {
+    type Err = Unreadable;
+
+    fn from_str(text: &str) -> Result<Self, Unreadable> {
+        let unreadable = |_error| Unreadable("an address such as 0.0.0.0:9402".to_owned());
+        text.parse().map(Self).map_err(unreadable)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -66,6 +66,13 @@ impl Config {
             let allowed = "an address other than that of server.grpc_listen, or port 0";
             problems.push(Problem::new("server.http_listen", http, allowed));
         }
+        if let Some(bulk) = self.server.bulk_address()
+            && [grpc, http].contains(&bulk)
+            && bulk.port() != 0
+        {
+            let allowed = "auto, none, or an address of its own, or port 0";
+            problems.push(Problem::new("server.bulk_listen", bulk, allowed));
+        }
         let drain = self.server.drain_grace;
         if drain.0 > DRAIN_GRACE_MAX {
             let allowed = format!("0s to {}", Period(DRAIN_GRACE_MAX));

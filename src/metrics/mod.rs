@@ -94,6 +94,8 @@ pub struct ServerMetrics {
     pub sessions: Gauge,
     /// gRPC connections open now.
     pub connections: Gauge,
+    /// Bulk connections open now.
+    pub bulk_connections: Gauge,
     /// Calls in progress, sessions not counted.
     pub calls_in_flight: Gauge,
     /// Groups of namespaces that differ only in their hash root.
@@ -132,6 +134,7 @@ impl ServerMetrics {
             sessions_opened: Counter::default(),
             sessions: Gauge::default(),
             connections: Gauge::default(),
+            bulk_connections: Gauge::default(),
             calls_in_flight: Gauge::default(),
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
@@ -209,10 +212,11 @@ impl ServerMetrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
-        let gauges: [(&str, &str, &Gauge); 5] = [
+        let gauges: [(&str, &str, &Gauge); 6] = [
             ("leases", "Leases held now", &self.leases),
             ("sessions", "Sessions open now", &self.sessions),
             ("connections", "gRPC connections open now", &self.connections),
+            ("bulk_connections", "Bulk connections open now", &self.bulk_connections),
             ("calls_in_flight", "Calls in progress, sessions not counted", &self.calls_in_flight),
             (
                 "hash_root_mismatches",

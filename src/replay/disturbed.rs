@@ -108,6 +108,7 @@ pub async fn replay_disturbed(
         block_bytes: options.block_bytes,
         source: options.source.clone(),
         durable: options.durable,
+        path: options.path,
         disturbed: Some(disturbed.clone()),
         progress,
     };

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::{crash::Removals, ledger::Ledger, pace::Pace, payload::Source};
 use crate::{
-    client::{Client, ClientOptions, Handle, HashList, NamespaceSpec, Session},
+    client::{Client, ClientOptions, Handle, HashList, NamespaceSpec, Path, Session},
     trace::Trace,
 };
 
@@ -34,6 +34,8 @@ pub(super) struct Shared {
     pub(super) block_bytes: u32,
     pub(super) source: Source,
     pub(super) durable: bool,
+    /// The way that blocks take.
+    pub(super) path: Path,
     pub(super) disturbed: Option<Disturbed>,
     pub(super) progress: ProgressBar,
 }
@@ -64,8 +66,8 @@ impl Link {
     /// Connects to a server.
     pub(super) async fn open_at(shared: &Shared, serving: Serving, name: &str) -> Result<Self> {
         let Serving { generation, endpoint } = serving;
-        let client =
-            Client::connect(&endpoint.unwrap_or_default(), ClientOptions::default()).await?;
+        let options = ClientOptions { path: shared.path, ..ClientOptions::default() };
+        let client = Client::connect(&endpoint.unwrap_or_default(), options).await?;
         let handle = client.open(namespace(shared)).await?;
         let session = client.session(name).await?;
         Ok(Self { generation, client, handle, session })

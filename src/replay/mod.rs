@@ -57,7 +57,7 @@ use self::{
     report::Measured,
 };
 use crate::{
-    client::{Client, ClientOptions, Stats},
+    client::{Client, ClientOptions, Path, Stats},
     sim,
     trace::Trace,
 };
@@ -82,6 +82,8 @@ pub struct ReplayOptions {
     pub source: Source,
     /// Whether puts ask to be acknowledged when they are on nvme.
     pub durable: bool,
+    /// The way that blocks take.
+    pub path: Path,
 }
 
 /// Replays the whole of `trace`; `progress` counts block references.
@@ -106,6 +108,7 @@ pub async fn replay(
         block_bytes: options.block_bytes,
         source: options.source.clone(),
         durable: options.durable,
+        path: options.path,
         disturbed: None,
         progress,
     };

@@ -52,11 +52,12 @@ use self::{
     above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight, room::Cadence,
 };
 pub use self::{
+    claim::{Claim, Offer},
     load::{Block, Fetch, PartBytes},
     lookup::{Answer, Ask, Pin},
-    piece::Piece,
+    piece::{Filled, Piece, PutOutcome, Span},
     promotions::Promotions,
-    put::{Claim, Offer, PutBatch, PutOutcome},
+    put::PutBatch,
     verbs::{Chain, Description, Prefetch, Usage},
 };
 use crate::{

@@ -89,6 +89,11 @@ and the kubelet evicts the pod that exceeds it: 90 % of the limit, as the server
 {{- if eq (include "kvstrata.port" .Values.config.server.grpc_listen) (include "kvstrata.port" .Values.config.server.http_listen) -}}
 {{- fail (printf "config.server: grpc_listen and http_listen both use port %s; give them different ports" (include "kvstrata.port" .Values.config.server.grpc_listen)) -}}
 {{- end -}}
+{{- range list "grpc_listen" "http_listen" -}}
+{{- if eq (include "kvstrata.port" (get $.Values.config.server .)) (include "kvstrata.port" $.Values.config.server.bulk_listen) -}}
+{{- fail (printf "config.server: %s and bulk_listen both use port %s; give them different ports" . (include "kvstrata.port" $.Values.config.server.bulk_listen)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (ne .Values.nvme.volume "claim") .Values.nvme.storageClassName -}}
 {{- fail (printf "nvme.storageClassName is %q, but nvme.volume is %s, which has no class; empty it, or make volume claim" .Values.nvme.storageClassName .Values.nvme.volume) -}}
 {{- end -}}

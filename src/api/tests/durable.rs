@@ -12,6 +12,8 @@ use kvstrata_tiers::{
 
 use tonic::Status;
 
+use kvstrata_proto::v1 as wire;
+
 use super::*;
 use crate::limits::{DURABLE_BLOCKS_AHEAD, DURABLE_DEADLINE};
 

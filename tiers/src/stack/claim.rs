@@ -1,12 +1,43 @@
 //! What an offer may claim: the checks of its fields, and the rules for each part of a block.
 
-use super::{Claim, Offer, Shared};
+use super::Shared;
 use crate::{
+    block::{BlockHash, Hashes},
     dram::{Payload, seal},
     error::{Error, Result},
     map::{BatchId, Checksums, Entry, StagedPart, Staging},
     namespace::Namespace,
 };
+
+/// A batch of blocks in chain order.
+#[derive(Debug, Clone, Copy)]
+pub struct Offer<'a> {
+    /// Their hashes.
+    pub hashes: Hashes<'a>,
+    /// Which declared parts will be sent, ascending; empty: all.
+    pub parts: &'a [u32],
+    /// One checksum for each (block, part), blocks outermost; empty: unknown.
+    pub checksums: &'a [u64],
+    /// The block before the first one.
+    pub parent: Option<BlockHash>,
+    /// Opaque namespaces only: the length of each value.
+    pub lengths: &'a [u32],
+}
+
+/// What the stack wants of one position of an offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// Send the bytes of all offered parts.
+    Wanted,
+    /// It is here with these bytes (or with bytes that cannot be compared).
+    Duplicate,
+    /// It is here with other bytes, which stay.
+    Differs,
+    /// Another put of it is in flight (or it stands earlier in this offer).
+    Pending,
+    /// There is no room that may be taken.
+    Refused,
+}
 
 /// Claims `parts` of a block that the map knows.
 pub(super) fn claim_known(

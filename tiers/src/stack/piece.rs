@@ -22,6 +22,55 @@ pub struct Piece<'a> {
     pub part_bytes: u32,
 }
 
+/// Where some bytes of one part go.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    /// Position in the offer.
+    pub position: u32,
+    /// Index of the declared part.
+    pub part: u32,
+    /// Where in the part the bytes go.
+    pub offset: u32,
+    /// How many there are.
+    pub bytes: u32,
+    /// Checksum of the whole part.
+    pub checksum: u64,
+    /// Length of the whole part; 0 if these bytes are the whole part.
+    pub part_bytes: u32,
+}
+
+impl Span {
+    /// The length of the whole part.
+    pub(super) fn whole(&self) -> u64 {
+        match self.part_bytes {
+            0 => u64::from(self.offset) + u64::from(self.bytes),
+            bytes => u64::from(bytes),
+        }
+    }
+}
+
+/// What came of bytes that were to be written in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Filled {
+    /// How many were written; none if there is no room for the block.
+    pub bytes: usize,
+    /// The outcome when all offered parts of the position are done: its bytes are not wanted any more.
+    pub outcome: Option<PutOutcome>,
+}
+
+/// What became of one position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// Readable from dram.
+    Stored,
+    /// The offered parts are here; other parts of the block are missing.
+    PartStored,
+    /// There was no room that may be taken, or the block was removed meanwhile.
+    Refused,
+    /// The bytes did not match their checksum.
+    Corrupt,
+}
+
 /// A part being written.
 #[derive(Debug)]
 pub(super) struct Writing {
@@ -44,26 +93,28 @@ impl Writing {
         self.writer
     }
 
-    /// Copies a piece behind those before it.
-    pub(super) fn take(&mut self, piece: &Piece<'_>) -> Result<()> {
-        let offset = usize::try_from(piece.offset).unwrap_or(usize::MAX);
-        let end = offset.saturating_add(piece.data.len());
+    /// Lets bytes be written behind those before them; returns how many were.
+    pub(super) fn fill(
+        &mut self,
+        span: &Span,
+        fill: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Result<usize> {
+        let offset = usize::try_from(span.offset).unwrap_or(usize::MAX);
+        let bytes = usize::try_from(span.bytes).unwrap_or(usize::MAX);
+        let end = offset.saturating_add(bytes);
         let len = self.writer.len();
-        if offset != self.written || end > len || piece.data.is_empty() {
+        if offset != self.written || end > len || bytes == 0 {
             return Err(Error::invalid(format!(
-                "offset: {offset} with {} bytes given for part {} of index {}, offset {} with 1 to \
-                 {} bytes required",
-                piece.data.len(),
-                piece.part,
-                piece.position,
+                "offset: {offset} with {bytes} bytes given for part {} of index {}, offset {} with 1 \
+                 to {} bytes required",
+                span.part,
+                span.position,
                 self.written,
                 len - self.written,
             )));
         }
-        if let Some(place) = self.writer.bytes_mut().get_mut(offset..end) {
-            place.copy_from_slice(piece.data);
-        }
-        self.written = end;
-        Ok(())
+        let filled = self.writer.bytes_mut().get_mut(offset..end).map_or(0, fill).min(bytes);
+        self.written += filled;
+        Ok(filled)
     }
 }

@@ -15,12 +15,12 @@ use std::{
 
 use super::{
     ContextId, Shared,
-    claim::{check_offer, claim_known, claim_parts, join},
+    claim::{Claim, Offer, check_offer, claim_known, claim_parts, join},
     context::Parent,
-    piece::{Piece, Writing},
+    piece::{Filled, Piece, PutOutcome, Span, Writing},
 };
 use crate::{
-    block::{BlockHash, Hashes},
+    block::BlockHash,
     checksum::part_checksum,
     dram::{BlockWriter, slot_bytes},
     error::{Error, ErrorKind, Result},
@@ -29,49 +29,6 @@ use crate::{
     namespace::Namespace,
     tier::Tier,
 };
-
-/// A batch of blocks in chain order.
-#[derive(Debug, Clone, Copy)]
-pub struct Offer<'a> {
-    /// Their hashes.
-    pub hashes: Hashes<'a>,
-    /// Which declared parts will be sent, ascending; empty: all.
-    pub parts: &'a [u32],
-    /// One checksum for each (block, part), blocks outermost; empty: unknown.
-    pub checksums: &'a [u64],
-    /// The block before the first one.
-    pub parent: Option<BlockHash>,
-    /// Opaque namespaces only: the length of each value.
-    pub lengths: &'a [u32],
-}
-
-/// What the stack wants of one position of an offer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claim {
-    /// Send the bytes of all offered parts.
-    Wanted,
-    /// It is here with these bytes (or with bytes that cannot be compared).
-    Duplicate,
-    /// It is here with other bytes, which stay.
-    Differs,
-    /// Another put of it is in flight (or it stands earlier in this offer).
-    Pending,
-    /// There is no room that may be taken.
-    Refused,
-}
-
-/// What became of one position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PutOutcome {
-    /// Readable from dram.
-    Stored,
-    /// The offered parts are here; other parts of the block are missing.
-    PartStored,
-    /// There was no room that may be taken, or the block was removed meanwhile.
-    Refused,
-    /// The bytes did not match their checksum.
-    Corrupt,
-}
 
 /// One position of an open batch.
 #[derive(Debug)]
@@ -219,71 +176,86 @@ impl PutBatch {
     /// # Blocking
     /// Copies the bytes; with the last piece of a part, reads the whole part once.
     pub fn write(&mut self, piece: Piece<'_>) -> Result<Option<PutOutcome>> {
-        let len = self.check_piece(&piece)?;
-        let slot = (piece.position, piece.part);
+        let Piece { position, part, offset, data, checksum, part_bytes } = piece;
+        let bytes = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let span = Span { position, part, offset, bytes, checksum, part_bytes };
+        let copy = |room: &mut [u8]| {
+            room.copy_from_slice(data);
+            data.len()
+        };
+        Ok(self.fill(span, copy)?.outcome)
+    }
+
+    /// Lets `fill` write some bytes of a wanted position where they will stay. It is handed the room
+    /// for all of them and returns how many it has written, from the beginning on; the next call gives
+    /// a span that begins behind them. It is not called when there is no room for the block.
+    ///
+    /// # Errors
+    /// As those of [`write`](Self::write).
+    ///
+    /// # Blocking
+    /// With the last bytes of a part, reads the whole part once.
+    pub fn fill(&mut self, span: Span, fill: impl FnOnce(&mut [u8]) -> usize) -> Result<Filled> {
+        let len = self.check_span(&span)?;
+        let slot = (span.position, span.part);
         let mut writing = match self.open.remove(&slot) {
             Some(writing) => writing,
-            None => match self.begin(&piece, len) {
+            None => match self.begin(&span, len) {
                 Some(writer) => Writing::new(writer),
                 None => {
                     self.refuse();
-                    self.settle(piece.position);
-                    return Ok(Some(PutOutcome::Refused));
+                    self.settle(span.position);
+                    return Ok(Filled { bytes: 0, outcome: Some(PutOutcome::Refused) });
                 }
             },
         };
-        if let Err(error) = writing.take(&piece) {
+        let filled = writing.fill(&span, fill);
+        if filled.is_err() || !writing.is_whole() {
             self.open.insert(slot, writing);
-            return Err(error);
+            return filled.map(|bytes| Filled { bytes, outcome: None });
         }
-        if !writing.is_whole() {
-            self.open.insert(slot, writing);
-            return Ok(None);
-        }
-        Ok(self.complete(&piece, writing.into_writer()))
+        let outcome = self.complete(&span, writing.into_writer());
+        Ok(Filled { bytes: filled?, outcome })
     }
 
-    /// Returns the length of the block, if the piece belongs to this batch.
-    fn check_piece(&self, piece: &Piece<'_>) -> Result<u32> {
-        let position = usize::try_from(piece.position).unwrap_or(usize::MAX);
+    /// Returns the length of the block, if the bytes belong to this batch.
+    fn check_span(&self, span: &Span) -> Result<u32> {
+        let position = usize::try_from(span.position).unwrap_or(usize::MAX);
         let Some(known) = self.positions.get(position) else {
             return Err(Error::invalid(format!(
                 "index: {} given, 0 to {} allowed by the offer",
-                piece.position,
+                span.position,
                 self.positions.len().saturating_sub(1)
             )));
         };
         if known.left == 0 {
             return Err(Error::invalid(format!(
                 "index: {} given, but the bytes of that position are not wanted (any more)",
-                piece.position
+                span.position
             )));
         }
-        if !self.parts.contains(&piece.part) {
+        if !self.parts.contains(&span.part) {
             return Err(Error::invalid(format!(
                 "part: {} given for index {}, one of {:?} required by the offer",
-                piece.part, piece.position, self.parts
+                span.part, span.position, self.parts
             )));
         }
-        if self.done.contains(&(piece.position, piece.part)) {
+        if self.done.contains(&(span.position, span.part)) {
             return Err(Error::invalid(format!(
                 "part: {} given for index {}, which has come whole already",
-                piece.part, piece.position
+                span.part, span.position
             )));
         }
-        let part = usize::try_from(piece.part).unwrap_or(usize::MAX);
+        let part = usize::try_from(span.part).unwrap_or(usize::MAX);
         let lengths = self.namespace.layout().lengths(known.len);
         let declared = lengths.get(part).copied().unwrap_or(0);
-        let given = match piece.part_bytes {
-            0 => u64::from(piece.offset) + piece.data.len() as u64,
-            bytes => u64::from(bytes),
-        };
+        let given = span.whole();
         if given != u64::from(declared) {
             return Err(Error::new(
                 ErrorKind::LayoutMismatch,
                 format!(
                     "part {} of index {}: {given} bytes given, exactly {declared} declared",
-                    piece.part, piece.position
+                    span.part, span.position
                 ),
             ));
         }
@@ -291,9 +263,9 @@ impl PutBatch {
     }
 
     /// Takes the writer of a claimed part, making room for the block if it is the first one.
-    fn begin(&self, piece: &Piece<'_>, len: u32) -> Option<BlockWriter> {
-        let at = self.position(piece.position)?.at;
-        let part = usize::try_from(piece.part).ok()?;
+    fn begin(&self, span: &Span, len: u32) -> Option<BlockWriter> {
+        let at = self.position(span.position)?.at;
+        let part = usize::try_from(span.part).ok()?;
         match self.take_writer(at, part, None)? {
             Some(writer) => Some(writer),
             None => {
@@ -330,22 +302,22 @@ impl PutBatch {
         })
     }
 
-    fn complete(&mut self, piece: &Piece<'_>, writer: BlockWriter) -> Option<PutOutcome> {
-        let position = self.position(piece.position)?;
-        let (at, part) = (position.at, usize::try_from(piece.part).ok()?);
+    fn complete(&mut self, span: &Span, writer: BlockWriter) -> Option<PutOutcome> {
+        let position = self.position(span.position)?;
+        let (at, part) = (position.at, usize::try_from(span.part).ok()?);
         let spec = self.namespace.layout().parts().get(part)?;
         let sum =
             part_checksum(self.namespace.id(), &at.key.hash, spec.group, spec.rank, writer.bytes());
-        if sum != piece.checksum {
+        if sum != span.checksum {
             self.give_back(at, part, writer);
-            self.settle(piece.position);
+            self.settle(span.position);
             return Some(PutOutcome::Corrupt);
         }
-        let slot = (piece.position, piece.part);
+        let slot = (span.position, span.part);
         let seal = self.shared.map.with(at, |shard| self.store_part(shard, at, part, writer, sum));
         match seal {
             Seal::Gone => {
-                self.settle(piece.position);
+                self.settle(span.position);
                 Some(PutOutcome::Refused)
             }
             Seal::Readable => {

@@ -273,3 +273,35 @@ async fn a_part_that_comes_twice_is_named_and_the_other_still_completes_the_bloc
     batch.finish();
     assert!(has(&fixture, &namespace, 1).await);
 }
+
+#[tokio::test]
+async fn bytes_may_be_written_where_they_will_stay() {
+    let fixture = Fixture::new(MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[1000]).unwrap();
+    let packed = pack(&[1]);
+    let hashes = Hashes::new(&packed, 32).unwrap();
+    let offer = Offer { hashes, parts: &[], checksums: &[], parent: None, lengths: &[] };
+    let mut batch = fixture.stack.put(&namespace, offer).unwrap();
+    let data = block_bytes(&namespace, 1, 0, 1000);
+    let checksum = part_checksum(namespace.id(), &hash_of(1), 0, 0, &data);
+    let span =
+        |offset, bytes| Span { position: 0, part: 0, offset, bytes, checksum, part_bytes: 1000 };
+    let mut offset = 0;
+    // What a socket has at a time, nothing among it.
+    for (step, most) in [0, 1, 300, 0, 699].into_iter().enumerate() {
+        let filled = batch.fill(span(offset, 1000 - offset), |room| {
+            let from = usize::try_from(offset).unwrap();
+            room[..most].copy_from_slice(&data[from..from + most]);
+            most
+        });
+        let filled = filled.unwrap();
+        assert_eq!(filled.bytes, most);
+        assert_eq!(filled.outcome, (step == 4).then_some(PutOutcome::Stored));
+        offset += u32::try_from(most).unwrap();
+    }
+    let late = batch.fill(span(0, 1000), |_room| panic!("nothing is wanted")).unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::Invalid);
+    batch.finish();
+    assert!(has(&fixture, &namespace, 1).await);
+    assert_quiet(&fixture);
+}

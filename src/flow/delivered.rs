@@ -29,7 +29,7 @@ struct Run {
 }
 
 /// Runs as they are delivered.
-pub(super) struct Delivered {
+pub(crate) struct Delivered {
     stack: Stack,
     run: Option<Run>,
     /// The end of the run before.
@@ -42,25 +42,25 @@ pub(super) struct Delivered {
 
 impl Delivered {
     /// Begins now.
-    pub(super) fn new(stack: Stack) -> Self {
+    pub(crate) fn new(stack: Stack) -> Self {
         let since = Instant::now();
         Self { stack, run: None, since, stalled: Duration::ZERO, handed: None }
     }
 
     /// The reader has been handed a message.
-    pub(super) fn hand(&mut self) {
+    pub(crate) fn hand(&mut self) {
         self.handed = Some(Instant::now());
     }
 
     /// The reader asks for the next one.
-    pub(super) fn resume(&mut self) {
+    pub(crate) fn resume(&mut self) {
         if let Some(handed) = self.handed.take() {
             self.stalled += handed.elapsed().saturating_sub(STALL_MIN);
         }
     }
 
     /// A block has come, which took so long.
-    pub(super) fn block(&mut self, tier: Tier, bytes: u64, took: Duration) {
+    pub(crate) fn block(&mut self, tier: Tier, bytes: u64, took: Duration) {
         if tier == Tier::Dram && took >= WAITED_MIN {
             return self.gap();
         }
@@ -78,14 +78,14 @@ impl Delivered {
     }
 
     /// Something came that is not part of any run: what follows has not begun before it.
-    pub(super) fn gap(&mut self) {
+    pub(crate) fn gap(&mut self) {
         self.end();
         self.since = Instant::now();
         self.stalled = Duration::ZERO;
     }
 
     /// All has been handed out.
-    pub(super) fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Some(run) = &mut self.run
             && run.tier == Tier::Dram
         {

@@ -1,0 +1,240 @@
+//! A get on a connection: the flow's blocks as frames, as far as there is credit.
+
+use futures_util::FutureExt;
+use kvstrata_tiers::{
+    error::{Error, ErrorKind, Result},
+    stack::{Block, PartBytes},
+};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    body::{Get, ID_BYTES, Place, STOP_AT_MISS, push_miss},
+    frame::{Header, Kind, push},
+    lane::Lane,
+    output::Output,
+    refused,
+};
+use crate::{
+    api::{Call, convert},
+    flow::{GetAsk, GetFlow, Step, count},
+    id::{LeaseId, SessionId},
+    limits::{BULK_BATCH_BYTES, BULK_CREDIT_BYTES_MIN, BULK_PAYLOAD_BYTES_MAX, GET_STALL_MAX},
+    node::{Node, ONLY_TENANT},
+};
+
+/// A get that is being answered.
+pub(super) struct Sending {
+    request: u32,
+    cancelled: CancellationToken,
+    call: Call,
+    flow: GetFlow,
+    /// A block of which something is still to be sent.
+    rest: Option<Rest>,
+    /// When the client must have taken it all.
+    end: Instant,
+    failure: Option<Error>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+struct Rest {
+    position: u32,
+    block: Block,
+    /// Which of the parts asked for comes next, and from where.
+    ordinal: usize,
+    offset: usize,
+}
+
+/// What kept pieces from being appended.
+enum Pushed {
+    /// Nothing: there are no more.
+    All,
+    /// There are enough for one write.
+    Full,
+    /// Credit for so many bytes is missing.
+    NoCredit(usize),
+}
+
+/// Whether a get goes on.
+pub(super) enum Made {
+    More,
+    Done,
+}
+
+/// Checks what is asked for and begins to load it.
+///
+/// # Errors
+/// What the request can be refused for, by field.
+pub(super) fn begin(
+    node: &Node,
+    session: Option<SessionId>,
+    header: &Header,
+    get: Get,
+) -> Result<GetFlow> {
+    let lease = match (get.lease, session) {
+        (id, _) if id == [0; ID_BYTES] => None,
+        (id, Some(session)) => Some((session, LeaseId::read("lease_id", &id)?)),
+        (_, None) => {
+            let text = "lease_id: given, but the connection's hello names no session";
+            return Err(Error::invalid(text));
+        }
+    };
+    let ask = GetAsk {
+        namespace_id: &get.namespace,
+        hashes: get.hashes,
+        parts: get.parts,
+        lease,
+        deadline_ms: get.deadline_ms,
+        stop_at_miss: header.flags & STOP_AT_MISS != 0,
+    };
+    GetFlow::begin(node, ONLY_TENANT, ask)
+}
+
+impl Sending {
+    pub(super) fn new(
+        request: u32,
+        cancelled: CancellationToken,
+        call: Call,
+        flow: GetFlow,
+        room: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        let end = flow.deadline() + GET_STALL_MAX;
+        Self { request, cancelled, call, flow, rest: None, end, failure: None, _room: room }
+    }
+
+    /// What was made is being written.
+    pub(super) fn hand(&mut self) {
+        self.flow.hand();
+    }
+
+    /// It has been written.
+    pub(super) fn resume(&mut self) {
+        self.flow.resume();
+    }
+
+    /// It has been answered.
+    pub(super) fn finish(self, lane: &Lane) {
+        lane.end(self.request);
+        self.call.finish(self.failure.as_ref());
+    }
+
+    /// Appends what comes next: as many frames as one write takes, or fewer if the next one takes a
+    /// while; the last one at the end.
+    ///
+    /// # Cancel safety
+    /// Safe: what was not appended is by the next call.
+    pub(super) async fn advance(&mut self, lane: &Lane, out: &mut Output<PartBytes>) -> Made {
+        match self.fill(lane, out).await {
+            Ok(Made::More) => return Made::More,
+            Ok(Made::Done) => {
+                out.push(|heads| push(heads, (Kind::End, 0), self.request, 0, |_body| {}));
+            }
+            Err(error) => {
+                out.push(|heads| refused(&error).push(heads, self.request));
+                self.failure = Some(error);
+            }
+        }
+        Made::Done
+    }
+
+    async fn fill(&mut self, lane: &Lane, out: &mut Output<PartBytes>) -> Result<Made> {
+        loop {
+            if self.cancelled.is_cancelled() {
+                return Err(cancelled());
+            }
+            match self.push_pieces(lane, out) {
+                Pushed::All => {}
+                Pushed::Full => return Ok(Made::More),
+                Pushed::NoCredit(_) if !out.is_empty() => return Ok(Made::More),
+                Pushed::NoCredit(least) => {
+                    let Self { cancelled: token, end, .. } = &*self;
+                    within(token, *end, lane.wait_credit(least)).await?;
+                    continue;
+                }
+            }
+            let step = match self.flow.next().now_or_never() {
+                Some(step) => step?,
+                // The next block takes a while: what is packed should not wait for it.
+                None if !out.is_empty() => return Ok(Made::More),
+                None => {
+                    let Self { flow, cancelled: token, end, .. } = self;
+                    within(token, *end, flow.next()).await??
+                }
+            };
+            match step {
+                Some(Step::Block(position, block)) => {
+                    self.rest = Some(Rest { position, block, ordinal: 0, offset: 0 });
+                }
+                Some(Step::Miss(start, end, reason)) => {
+                    let reason = number(convert::miss_reason(reason));
+                    out.push(|heads| push_miss(heads, self.request, (start, end), reason));
+                }
+                None => return Ok(Made::Done),
+            }
+        }
+    }
+
+    /// Appends the pieces of the block whose turn it is.
+    fn push_pieces(&mut self, lane: &Lane, out: &mut Output<PartBytes>) -> Pushed {
+        let Some(rest) = &mut self.rest else { return Pushed::All };
+        let tier = number(convert::tier(rest.block.tier()));
+        while let Some(&part) = self.flow.parts().get(rest.ordinal) {
+            let view = rest.block.part(part);
+            let whole = view.as_ref().map_or(0, |view| view.as_ref().len());
+            let left = whole.saturating_sub(rest.offset);
+            let Some(view) = view.filter(|_| left > 0) else {
+                (rest.ordinal, rest.offset) = (rest.ordinal + 1, 0);
+                continue;
+            };
+            if out.payload_bytes() >= BULK_BATCH_BYTES || out.is_full() {
+                return Pushed::Full;
+            }
+            let most = left.min(BULK_PAYLOAD_BYTES_MAX);
+            let least = most.min(usize::try_from(BULK_CREDIT_BYTES_MIN).unwrap_or(usize::MAX));
+            let Some(bytes) = lane.take_credit(least, most) else { return Pushed::NoCredit(least) };
+            let place = Place {
+                position: rest.position,
+                part,
+                offset: count(rest.offset),
+                part_bytes: count(whole),
+                checksum: view.checksum(),
+            };
+            let (range, request) = (rest.offset..rest.offset + bytes, self.request);
+            rest.offset = range.end;
+            out.push_payload(view, range, |heads| {
+                place.push(heads, (Kind::Block, tier), request, count(bytes));
+            });
+        }
+        self.rest = None;
+        Pushed::All
+    }
+}
+
+/// The number of a value of the gRPC contract; all are small.
+pub(super) fn number(value: impl Into<i32>) -> u8 {
+    u8::try_from(value.into()).unwrap_or(0)
+}
+
+/// The error of a request that the client does not want any more.
+pub(super) fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the client has cancelled it")
+}
+
+async fn within<T>(
+    token: &CancellationToken,
+    end: Instant,
+    work: impl Future<Output = T>,
+) -> Result<T> {
+    tokio::select! {
+        biased;
+        done = work => Ok(done),
+        () = token.cancelled() => Err(cancelled()),
+        () = sleep_until(end) => {
+            let text = "get: its time is over, and its answer was not read";
+            Err(Error::new(ErrorKind::Timeout, text))
+        }
+    }
+}

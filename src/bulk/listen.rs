@@ -1,0 +1,99 @@
+//! Accepts bulk connections, from TCP and from a Unix socket, at most so many at a time together.
+
+use std::{
+    io,
+    panic::AssertUnwindSafe,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use futures_util::FutureExt;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, UnixListener, UnixStream},
+};
+use tracing::error;
+
+use super::{Bulk, connection};
+use crate::api::incoming::{Place, Places, accept};
+
+/// Something that bulk connections come from.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    /// Other hosts, and this one.
+    Tcp(TcpListener),
+    /// This host.
+    Unix(UnixListener, SocketFile),
+}
+
+/// Takes the file of a socket away when the server ends.
+#[derive(Debug)]
+pub(crate) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // Somebody else may have taken it away: that is as good.
+        std::fs::remove_file(&self.0).unwrap_or_default();
+    }
+}
+
+/// Listens on a Unix socket at `path`. A file that a server has left there, and that nobody listens to,
+/// is replaced. Who may connect is decided by the directory.
+///
+/// # Errors
+/// As the system's; `AddrInUse` if somebody listens there.
+pub(crate) async fn listen_unix(path: &Path) -> io::Result<Listener> {
+    let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    if UnixStream::connect(path).await.is_err_and(|error| refused(&error)) {
+        std::fs::remove_file(path)?;
+    }
+    let listener = UnixListener::bind(path)?;
+    Ok(Listener::Unix(listener, SocketFile(path.to_owned())))
+}
+
+/// Serves what comes from `listener` until the tasks of the node should end.
+///
+/// # Cancel safety
+/// Safe: connections that were accepted are served on.
+pub(crate) async fn serve(listener: Listener, bulk: Arc<Bulk>, places: Places) {
+    let stop = bulk.node.tasks.stop_token();
+    loop {
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = accept_one(&listener, &bulk, &places) => {}
+        }
+    }
+}
+
+async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
+    match listener {
+        Listener::Tcp(tcp) => {
+            let ((io, _peer), place) = places.next(|| accept(tcp)).await;
+            spawn(Arc::clone(bulk), io.into_split(), place);
+        }
+        Listener::Unix(unix, _file) => {
+            let ((io, _peer), place) = places.next(|| unix.accept()).await;
+            spawn(Arc::clone(bulk), io.into_split(), place);
+        }
+    }
+}
+
+/// Serves one connection; a panic ends it and nothing else.
+fn spawn<R, W>(bulk: Arc<Bulk>, (from, to): (R, W), place: Place)
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let tasks = bulk.node.tasks.clone();
+    let stop = tasks.stop_token();
+    tasks.spawn("bulk connection", async move {
+        let _place = place;
+        let panics = bulk.node.metrics.request_panics.clone();
+        let serving = AssertUnwindSafe(Box::pin(connection::run(bulk, from, to))).catch_unwind();
+        if let Some(Err(_panic)) = stop.run_until_cancelled(serving).await {
+            panics.inc();
+            error!("bulk connection panicked");
+        }
+    });
+}

@@ -1,0 +1,169 @@
+//! One connection to a bulk port.
+
+use std::{io, time::Duration};
+
+use bytes::Bytes;
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpStream, UnixStream},
+    time::{Instant, timeout, timeout_at},
+};
+use tonic::{Code, Status};
+
+use crate::{
+    bulk::{
+        body::{Hello, ID_BYTES, Refused, Welcome, push_credit},
+        frame::{Header, Kind, VERSION},
+        input::{Input, lost},
+        output::Output,
+    },
+    client::{BulkPort, RETRY_AFTER_KEY, connect::timed_out, error_of, status::broken_contract},
+};
+
+/// Payload that the server may be ahead of us: a few blocks.
+const CREDIT_BYTES: u32 = 16 << 20;
+/// Payload after which it may send as much again.
+const CREDIT_STEP_BYTES: u32 = CREDIT_BYTES / 2;
+
+pub(super) type Reader = Input<Box<dyn AsyncRead + Send + Unpin>>;
+pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// See the module.
+pub(in crate::client) struct Connection {
+    pub(super) from: Reader,
+    pub(super) to: Writer,
+    pub(super) out: Output<Bytes>,
+    session: Bytes,
+    instance: Bytes,
+    /// The longest payload of one frame.
+    pub(super) payload_bytes_max: usize,
+    /// The number of the latest request.
+    request: u32,
+    /// Bytes that were taken and not given credit for.
+    owed: u32,
+}
+
+impl Connection {
+    /// Connects, by the Unix socket if there is one here, and says hello.
+    pub(super) async fn dial(port: &BulkPort, session: &Bytes) -> Result<Self> {
+        if !port.unix.is_empty()
+            && let Ok(io) = UnixStream::connect(&port.unix).await
+        {
+            let (from, to) = io.into_split();
+            // Another server may have a socket of that name here.
+            let greeted = Self::greet((Box::new(from), Box::new(to)), port, session).await;
+            if greeted.is_ok() || port.tcp.is_empty() {
+                return greeted;
+            }
+        }
+        if port.tcp.is_empty() {
+            return Err(lost(io::ErrorKind::NotFound.into()));
+        }
+        let io = TcpStream::connect(&port.tcp).await.map_err(lost)?;
+        io.set_nodelay(true).map_err(lost)?;
+        let (from, to) = io.into_split();
+        Self::greet((Box::new(from), Box::new(to)), port, session).await
+    }
+
+    async fn greet(
+        (from, to): (Box<dyn AsyncRead + Send + Unpin>, Writer),
+        port: &BulkPort,
+        session: &Bytes,
+    ) -> Result<Self> {
+        const DOING: &str = "connect to the bulk port";
+        let mut connection = Self {
+            from: Input::new(from),
+            to,
+            out: Output::default(),
+            session: session.clone(),
+            instance: port.instance.clone(),
+            payload_bytes_max: 0,
+            request: 0,
+            owed: 0,
+        };
+        let (version, token) = (VERSION, Bytes::new());
+        let session = <[u8; ID_BYTES]>::try_from(session.as_ref()).unwrap_or_default();
+        let hello = Hello { version, credit: CREDIT_BYTES, session, token };
+        connection.out.push(|heads| hello.push(heads));
+        connection.out.flush(&mut connection.to).await?;
+        let header = connection.from.header().await?;
+        let header = header.ok_or_else(|| lost(io::ErrorKind::UnexpectedEof.into()))?;
+        let body = connection.from.body(&header).await?;
+        match header.kind {
+            Kind::Welcome => {}
+            Kind::Refused => return Err(refusal(DOING, body)),
+            _ => return Err(broken_contract(DOING, "it does not welcome")),
+        }
+        let welcome = Welcome::read(body)?;
+        if welcome.instance.as_slice() != port.instance.as_ref() {
+            let text = "connect to the bulk port: another server is there";
+            return Err(Error::new(ErrorKind::Unavailable, text));
+        }
+        connection.payload_bytes_max =
+            usize::try_from(welcome.payload_bytes_max).unwrap_or(usize::MAX).max(1);
+        Ok(connection)
+    }
+
+    /// The session that it was opened for; empty for none.
+    pub(super) fn session(&self) -> &Bytes {
+        &self.session
+    }
+
+    /// The server that it leads to.
+    pub(super) fn instance(&self) -> &Bytes {
+        &self.instance
+    }
+
+    /// Nothing has come that was not asked for, such as its end.
+    pub(super) fn is_well(&mut self) -> bool {
+        self.from.is_silent() && self.out.is_empty()
+    }
+
+    /// The number of a new request.
+    pub(super) fn begin(&mut self) -> u32 {
+        self.request = self.request.wrapping_add(1).max(1);
+        self.request
+    }
+
+    /// Payload has been taken: lets the server send as much again, now and then.
+    pub(super) async fn took(&mut self, bytes: u32) -> Result<()> {
+        self.owed = self.owed.saturating_add(bytes);
+        if self.owed < CREDIT_STEP_BYTES {
+            return Ok(());
+        }
+        let owed = std::mem::take(&mut self.owed);
+        self.out.push(|heads| push_credit(heads, owed));
+        self.out.flush(&mut self.to).await
+    }
+}
+
+/// The header that comes next, of this request.
+pub(super) async fn next_header(
+    doing: &str,
+    from: &mut Reader,
+    request: u32,
+    (stall, until): (Duration, Instant),
+) -> Result<Header> {
+    let late = |_elapsed| timed_out(doing, stall);
+    let header = timeout(stall, timeout_at(until, from.header())).await.map_err(late)?;
+    let header = header.map_err(late)??;
+    let header = header.ok_or_else(|| lost(io::ErrorKind::UnexpectedEof.into()))?;
+    if header.request != request && (header.request, header.kind) != (0, Kind::Refused) {
+        return Err(broken_contract(doing, "a frame of another request"));
+    }
+    Ok(header)
+}
+
+/// The error that a server has ended a request, or the connection, with.
+pub(super) fn refusal(doing: &str, body: Bytes) -> Error {
+    let Ok(Refused { code, retry_after_ms, text }) = Refused::read(body) else {
+        return broken_contract(doing, "a refusal that cannot be read");
+    };
+    let code = Code::from_i32(i32::try_from(code).unwrap_or(0));
+    let mut status = Status::new(code, text);
+    if retry_after_ms > 0 {
+        status.metadata_mut().insert(RETRY_AFTER_KEY, retry_after_ms.into());
+    }
+    error_of(doing, &status)
+}

@@ -1,0 +1,113 @@
+//! The bulk port from the client's side: the same gets and puts, in frames of our own.
+//!
+//! A get or put has a connection to itself while it runs; then it is kept for the next one. Where a
+//! server has no bulk port, or none that can be reached, blocks go over gRPC, and the port is left alone
+//! for a while. What is left in the middle is not used again: its connection is closed, which ends it
+//! at the server.
+
+mod connection;
+mod get;
+mod put;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use connection::Connection;
+pub(super) use get::get;
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+pub(super) use put::{Batch, put};
+use tokio::time::{Instant, timeout};
+
+use super::{BulkPort, Client, Path, connect::timed_out};
+use crate::limits::BULK_IDLE_MAX;
+
+/// Connections that are kept for the next get or put.
+const IDLE_MAX: usize = 16;
+/// How long a connection is kept: shorter than the server does, so that it is not closed under a
+/// request.
+const KEPT: Duration = Duration::from_secs(BULK_IDLE_MAX.as_secs() / 2);
+/// How long a port is left alone that could not be reached.
+const AWAY: Duration = Duration::from_secs(30);
+/// Longest time to connect while there is another way.
+const DIAL_DEADLINE: Duration = Duration::from_secs(1);
+
+/// The connections to the bulk port of one server that nobody uses.
+#[derive(Default)]
+pub(super) struct Pool {
+    idle: Mutex<Vec<Idle>>,
+    /// Until when the port is left alone.
+    away_until: Mutex<Option<Instant>>,
+}
+
+struct Idle {
+    connection: Connection,
+    since: Instant,
+}
+
+impl Pool {
+    /// A connection of this session to this server that is still well.
+    fn take(&self, session: &Bytes, port: &BulkPort) -> Option<Connection> {
+        let mut idle = self.idle.lock();
+        idle.retain_mut(|idle| {
+            idle.since.elapsed() < KEPT
+                && idle.connection.instance() == &port.instance
+                && idle.connection.is_well()
+        });
+        let at = idle.iter().rposition(|idle| idle.connection.session() == session)?;
+        Some(idle.swap_remove(at).connection)
+    }
+
+    fn give_back(&self, connection: Connection) {
+        let mut idle = self.idle.lock();
+        if idle.len() >= IDLE_MAX {
+            idle.swap_remove(0);
+        }
+        idle.push(Idle { connection, since: Instant::now() });
+    }
+}
+
+impl Client {
+    /// A connection to the bulk port, in the name of a session if one is given; none if blocks are to
+    /// go over gRPC.
+    pub(super) async fn bulk(&self, session: &Bytes) -> Result<Option<Connection>> {
+        let path = self.options().path;
+        if path == Path::Grpc {
+            return Ok(None);
+        }
+        let must = path == Path::Bulk;
+        let Some(port) = self.members().bulk().cloned() else {
+            let text = "bulk: the server has no bulk port; choose another path";
+            return if must { Err(Error::new(ErrorKind::Unsupported, text)) } else { Ok(None) };
+        };
+        let pool = &self.shared.bulk;
+        if let Some(connection) = pool.take(session, &port) {
+            return Ok(Some(connection));
+        }
+        let is_away = pool.away_until.lock().is_some_and(|until| until > Instant::now());
+        if is_away && !must {
+            return Ok(None);
+        }
+        let deadline = self.options().connect_deadline;
+        let deadline = if must { deadline } else { deadline.min(DIAL_DEADLINE) };
+        let dialled = timeout(deadline, Connection::dial(&port, session)).await;
+        match dialled
+            .unwrap_or_else(|_elapsed| Err(timed_out("connect to the bulk port", deadline)))
+        {
+            Ok(connection) => Ok(Some(connection)),
+            Err(error) if must => Err(error),
+            Err(error) => {
+                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
+                    tracing::info!(%error, "bulk port not reached, blocks go over gRPC");
+                    *pool.away_until.lock() = Some(Instant::now() + AWAY);
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Keeps a connection whose request is answered for the next one.
+    pub(super) fn keep_bulk(&self, connection: Connection) {
+        self.shared.bulk.give_back(connection);
+    }
+}
