@@ -183,7 +183,9 @@ def memory_is_guaranteed(manifests: list[Manifest]) -> list[str]:
 def ports_agree(manifests: list[Manifest]) -> list[str]:
     """Config, container and Services name the same ports, each with its protocol."""
     listen = config(manifests)["server"]
-    expected = {name: int(listen[f"{name}_listen"].rsplit(":", 1)[1]) for name in ("grpc", "http", "bulk")}
+    expected = {
+        name: int(listen[f"{name}_listen"].rsplit(":", 1)[1]) for name in ("grpc", "http", "bulk")
+    }
     container = server(manifests)["ports"]
     lists = {"container": container}
     lists |= {s["metadata"]["name"]: s["spec"]["ports"] for s in of_kind(manifests, "Service")}
