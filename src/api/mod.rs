@@ -2,7 +2,8 @@
 //!
 //! One file per streaming call, one for the rest. Every limit is checked before memory is taken for
 //! what it limits: messages by tonic, counts by `convert` and the namespace, bytes by the lease table
-//! and the store. The generated trait is implemented in [`blocks`]; [`Node`](crate::node::Node) is what it works on.
+//! and the store. The generated trait is implemented in [`blocks`]; [`Node`] is what
+//! it works on.
 
 pub mod blocks;
 mod bounded;
