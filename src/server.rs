@@ -277,10 +277,12 @@ impl Server {
         let tasks = &self.node.tasks;
         tasks.spawn_thread_critical("nvme writer", writer.run());
         tokio::select! {
+            // A shutdown that is due comes first, also before a disk that has little to be found.
+            biased;
+            () = shutdown => info!("shutdown before nvme had found what is on the disk"),
             recovered = store.recovered() => if recovered.is_none() {
                 warn!("nvme writer ended before it had found what is on the disk");
             },
-            () = shutdown => info!("shutdown before nvme had found what is on the disk"),
         }
         let object = self.object.take().map(|ObjectTier { store, tasks: work }| {
             tasks.spawn_critical("object tier", work.run());
