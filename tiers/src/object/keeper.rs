@@ -56,6 +56,11 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// How often it is looked what should leave and what can be deleted.
 const TEND_EVERY: Duration = Duration::from_secs(30);
 
+/// The same with this time until objects are deleted: none waits for much longer.
+fn tend_every(delete_grace: Duration) -> Duration {
+    TEND_EVERY.min(delete_grace)
+}
+
 /// What the keeper is asked to do.
 #[derive(Debug)]
 pub(super) enum Keep {
@@ -257,10 +262,10 @@ impl Keeper {
         if !self.room.has_place(live_bytes, again) {
             let what =
                 "make a pack: object.capacity is taken, also by packs that wait for deletion";
+            let retry_after = tend_every(self.core.config.delete_grace);
+            let full = Error::new(ErrorKind::Exhausted { retry_after }, what);
             // Whoever asked may have gone.
-            drop(
-                done.send(Err(Error::new(ErrorKind::Exhausted { retry_after: TEND_EVERY }, what))),
-            );
+            drop(done.send(Err(full)));
             return;
         }
         let id = log.next_pack();

@@ -147,7 +147,11 @@ impl Packer {
         self.runs.hold_unoffered(false);
     }
 
+    /// Counts and tells a failure, unless the tier is closed: its end is none.
     fn failed(&self, error: &Error) {
+        if self.core.seats.own().is_closed() {
+            return;
+        }
         self.core.metrics.pack_failures.inc();
         if let Some(left_out) = self.core.failed_packs.turn() {
             tracing::warn!(%error, left_out, "object packs cannot be made now");

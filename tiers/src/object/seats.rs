@@ -90,6 +90,11 @@ impl Seat {
         (Arc::new(seat), queue)
     }
 
+    /// Whether the keeper has been handed its last operation.
+    pub(super) fn is_closed(&self) -> bool {
+        self.keeper.lock().is_none()
+    }
+
     fn keeper(&self) -> Result<mpsc::Sender<Keep>> {
         let closed = || Error::new(ErrorKind::Unavailable, "use the closed object tier");
         self.keeper.lock().clone().ok_or_else(closed)

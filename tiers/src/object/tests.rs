@@ -422,6 +422,25 @@ async fn a_start_deletes_what_was_dropped_after_one_grace_however_short_that_is(
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_tier_that_is_closed_while_it_packs_has_not_failed() {
+    let rig = Rig::new();
+    let node = rig.start();
+    node.store.found().await;
+    rig.objects.set_latency(Duration::from_secs(2));
+    node.seal(0..40).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    node.store.close().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(node.metrics.named_packs.get(), 0, "it was closed too late");
+    assert_eq!(node.metrics.pack_failures.get(), 0);
+    drop(node);
+    rig.objects.set_latency(Duration::ZERO);
+    let node = rig.start();
+    node.store.found().await;
+    assert!(node.stored(0..40).len() > 0, "what was uploaded is found");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_object_that_somebody_deleted_is_a_miss_and_all_of_it_leaves_the_map() {
     use object_store::ObjectStoreExt as _;
 

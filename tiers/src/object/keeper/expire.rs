@@ -11,9 +11,10 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use super::{
-    Keeper, LOG_DEADLINE, TEND_EVERY,
+    Keeper, LOG_DEADLINE,
     heat::{Coldest, KEPT_DIVISOR},
     room::millis,
+    tend_every,
 };
 use crate::{
     object::{
@@ -66,15 +67,10 @@ impl Keeper {
             Err(error) if self.ends(&error) => {}
             Err(error) => tracing::warn!(%error, "object garbage stays for now"),
         }
-        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { self.tend_every() };
+        self.tend_at = Instant::now() + if more { TEND_AGAIN } else { tend_every(grace) };
         if self.is_ward() {
             self.give_up_if_empty().await;
         }
-    }
-
-    /// How often that is.
-    pub(super) fn tend_every(&self) -> Duration {
-        TEND_EVERY.min(self.core.config.delete_grace)
     }
 
     /// Drops packs without a live block, and has what stays of the next others packed again.

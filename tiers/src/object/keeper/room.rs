@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use super::TEND_EVERY;
+use super::tend_every;
 use crate::object::{CAPACITY_PACKS_MIN, ObjectConfig, names::PackId};
 
 /// Packs that are kept free: one may be on its way, and one is for what is packed again, without which
@@ -51,7 +51,7 @@ pub(super) struct Room {
 impl Room {
     pub(super) fn new(config: &ObjectConfig) -> Self {
         // It is looked now and then for what is too much, and for what can be deleted.
-        let linger = config.delete_grace + 2 * TEND_EVERY.min(config.delete_grace);
+        let linger = config.delete_grace + 2 * tend_every(config.delete_grace);
         Self {
             capacity_bytes: config.capacity_bytes,
             pack_bytes: config.pack_bytes + config.pack_bytes / FOOTER_DIVISOR,

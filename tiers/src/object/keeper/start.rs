@@ -8,7 +8,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Keeper, RETRY_MIN};
+use super::{Keeper, RETRY_MIN, tend_every};
 use crate::{
     key::IndexKey,
     map::Location,
@@ -79,7 +79,7 @@ impl Keeper {
         self.seat.epoch.hold();
         self.retry = RETRY_MIN;
         let now = Instant::now();
-        (self.beat_at, self.tend_at) = (now, now + self.tend_every());
+        (self.beat_at, self.tend_at) = (now, now + tend_every(self.core.config.delete_grace));
     }
 
     /// Serves what is there, and writes nothing.
