@@ -35,8 +35,9 @@ use crate::{
     nvme::Home,
 };
 
-/// The least that can be set, so that packs leave all the time.
-const CAPACITY_BYTES: u64 = 64 << 20;
+/// The least that packs of 64 MiB need, and the same for all nodes: with less, a bucket that is fuller
+/// than it may be takes no packs until enough has left.
+const CAPACITY_BYTES: u64 = 320 << 20;
 /// Kills of a short run: each kind once.
 const KILLS: usize = Moment::ALL.len();
 /// How long the traffic may take to cause the request of a kill: a node whose bucket is far too full for
@@ -100,17 +101,14 @@ impl Run<'_> {
     async fn start(&mut self, moment: Option<Moment>) -> Server {
         let large = moment.is_some_and(Moment::is_of_parts);
         // A pack of more than 40 MiB is uploaded in parts, and these blocks take half of their bytes.
-        let (nvme, segment, pack, object) = if large {
-            ("512MiB", "128MiB", "64MiB", "320MiB")
-        } else {
-            ("64MiB", "1MiB", "1MiB", "64MiB")
-        };
+        let (nvme, segment, pack) =
+            if large { ("512MiB", "128MiB", "64MiB") } else { ("64MiB", "1MiB", "1MiB") };
         builder(&self.home, self.proxy.address, self.path)
             .dram("16MiB")
             .set("nvme.capacity", nvme)
             .set("nvme.segment_bytes", segment)
             .set("object.pack_bytes", pack)
-            .set("object.capacity", object)
+            .set("object.capacity", &CAPACITY_BYTES.to_string())
             .set("object.delete_grace", "1s")
             .start()
             .await
