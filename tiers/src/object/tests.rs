@@ -437,7 +437,7 @@ async fn a_tier_that_is_closed_while_it_packs_has_not_failed() {
     rig.objects.set_latency(Duration::ZERO);
     let node = rig.start();
     node.store.found().await;
-    assert!(node.stored(0..40).len() > 0, "what was uploaded is found");
+    assert!(!node.stored(0..40).is_empty(), "what was uploaded is found");
 }
 
 #[tokio::test(start_paused = true)]
