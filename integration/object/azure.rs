@@ -19,6 +19,7 @@ async fn azurite_is_what_the_object_tier_needs() {
     let config = BucketConfig {
         url: format!("az://kvstrata/conformance-{process}"),
         options: vec![("use_emulator".to_owned(), "true".to_owned())],
+        multipart_above_bytes: super::server::MULTIPART_ABOVE_BYTES,
         ..BucketConfig::default()
     };
     conformance::conforms(&super::bucket(config.clone())).await;

@@ -24,6 +24,8 @@ use crate::skipped;
 pub(super) const BUCKET: &str = "kvstrata";
 const ACCESS_KEY: &str = "test";
 pub(super) const SECRET_KEY: &str = "testsecret";
+/// So that what tests write comes in parts, too.
+pub(super) const MULTIPART_ABOVE_BYTES: u64 = 16 << 20;
 /// Time to start: 5 s on an idle machine.
 const START_WAIT: Duration = Duration::from_secs(60);
 /// Somebody else may take one of the ports before the server does.
@@ -77,8 +79,7 @@ impl S3Server {
         BucketConfig {
             url: format!("s3://{BUCKET}/{path}"),
             options: options.map(|(name, value)| (name.to_owned(), value)).into(),
-            // So that what tests write comes in parts, too.
-            multipart_above_bytes: 16 << 20,
+            multipart_above_bytes: MULTIPART_ABOVE_BYTES,
             ..BucketConfig::default()
         }
     }

@@ -42,7 +42,7 @@ pub struct Object {
     /// of `node.name`, as a StatefulSet gives it, else 0. 0 to 99999.
     pub ordinal: Auto<u32>,
     /// Bytes of this node's packs in the bucket, those included that have left and wait for
-    /// `object.delete_grace`; what is coldest leaves. Two packs are kept free, and as much as is dropped
+    /// `object.delete_grace`; what is coldest leaves. An adopted ordinal has its own. Two packs are kept free, and as much as is dropped
     /// within the grace time. Default `none`: no limit but `object.ttl`. The least is 64MiB, and 5 packs.
     pub capacity: Maybe<Size>,
     /// How long a pack stays after it was made; blocks of it that were used since go into a new one.

@@ -6,7 +6,11 @@
 //! byte packed makes at most one byte be packed again; a pack that is half empty frees more than it
 //! costs; and one that is too old comes once in its time.
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -85,6 +89,13 @@ impl Keeper {
         if !self.victims.is_empty() {
             return;
         }
+        let overfull = self.room.overfull(self.live_bytes());
+        if overfull > 0 {
+            // There is no place for what would stay of them.
+            let going = self.coldest_as_they_are(&packs, overfull);
+            self.drop_packs(&going);
+            return;
+        }
         // In the order of their numbers: so they lie in the new pack, too.
         let mut victims = self.old_or_empty(&packs);
         if victims.is_empty() {
@@ -104,7 +115,7 @@ impl Keeper {
         let mut going: HashSet<_> = old.collect();
         let excess = self.room.excess(self.live_bytes(), self.core.now_unix_ms());
         if excess > 0 {
-            going.extend(self.coldest_of(packs, (excess, u64::MAX, usize::MAX)).packs);
+            going.extend(self.coldest_as_they_are(packs, excess));
         }
         self.drop_packs(&going);
     }
@@ -161,6 +172,20 @@ impl Keeper {
     fn coldest_of(&mut self, packs: &[Summary], limits: (u64, u64, usize)) -> Coldest {
         self.heat.refresh(self.core.above().as_deref(), packs);
         self.heat.coldest(packs, limits)
+    }
+
+    /// The coldest packs, of which nothing stays, so that `excess` bytes are free.
+    fn coldest_as_they_are(&mut self, packs: &[Summary], excess: u64) -> HashSet<PackNumber> {
+        let bytes: HashMap<_, _> =
+            packs.iter().map(|pack| (pack.number, pack.info.bytes)).collect();
+        let coldest = self.coldest_of(packs, (excess, u64::MAX, usize::MAX));
+        let mut freed = 0;
+        let going = coldest.packs.into_iter().take_while(|number| {
+            let is_needed = freed < excess;
+            freed += bytes.get(number).copied().unwrap_or(0);
+            is_needed
+        });
+        going.collect()
     }
 
     /// The pack goes that is missed the least. Nothing of it is packed again: there are too many blocks.

@@ -89,6 +89,16 @@ impl Room {
         self.capacity_bytes == 0 || needed <= self.capacity_bytes
     }
 
+    /// By how much live packs of `live_bytes` are too many to pack anything again, whatever is deleted:
+    /// only after the capacity was made smaller, or packs larger. 0 if they are not.
+    pub(super) fn overfull(&self, live_bytes: u64) -> u64 {
+        let over = |packs: u64| {
+            let needed = live_bytes.saturating_add(packs * self.pack_bytes);
+            needed.saturating_sub(self.capacity_bytes)
+        };
+        if self.capacity_bytes == 0 || over(1) == 0 { 0 } else { over(FREE_PACKS) }
+    }
+
     /// By how much live packs of `live_bytes` are too many.
     pub(super) fn excess(&mut self, live_bytes: u64, now_unix_ms: u64) -> u64 {
         let since = now_unix_ms.saturating_sub(self.linger_ms);

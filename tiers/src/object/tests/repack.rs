@@ -95,6 +95,31 @@ async fn over_the_capacity_the_hot_blocks_of_every_pack_stay_and_the_bucket_is_n
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_bucket_whose_capacity_was_made_smaller_takes_packs_again_soon() {
+    let mut rig = Rig::new();
+    (rig.delete_grace, rig.dram_bytes) = (Duration::from_secs(600), 64 << 20);
+    let node = rig.start();
+    let run = node.seal(0..600).await;
+    node.packed(run).await;
+    let held = node.store.usage().used_bytes;
+    drop(node);
+    rig.capacity_bytes = 8 << 20;
+    assert!(held > 2 * rig.capacity_bytes, "{held}");
+    let node = rig.start();
+    node.found().await;
+    // No try to pack again what has no place, which would have to fail first.
+    rig.pass(62).await;
+    assert_eq!(node.metrics.repacked_blocks.get(), 0);
+    let left = node.store.usage().used_bytes;
+    assert!(left <= rig.capacity_bytes && left >= rig.capacity_bytes / 4, "{left}");
+    node.seal(600..640).await;
+    rig.pass(800).await;
+    assert_eq!(node.stored(600..632).len(), 32, "what is new is in the bucket");
+    let listed: u64 = rig.listed().await.iter().map(|(_, bytes)| bytes).sum();
+    assert!(listed <= rig.capacity_bytes, "{listed}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pack_that_is_half_empty_is_packed_again_as_a_whole() {
     let mut rig = Rig::new();
     rig.delete_grace = Duration::from_secs(60);
