@@ -122,8 +122,10 @@ impl Run<'_> {
             reached = stopped => reached,
             _never = self.ledger.traffic(&mut wire) => unreachable!(),
         };
+        let page = if reached.is_err() { server.page("/metrics").await.1 } else { String::new() };
         let log = server.kill();
-        assert!(reached.is_ok(), "no such request: {round:?}; {:?}\n{log}", self.watch.seen());
+        let seen = self.watch.seen();
+        assert!(reached.is_ok(), "no such request: {round:?}; {seen:?}\n{log}\n{page}");
         assert!(!log.contains("panicked"), "{log}");
         *self.kills.entry(round.moment).or_default() += 1;
     }

@@ -5,7 +5,7 @@
 //!
 //! Read in this order: [`stack`] (the flows), [`tier`] and [`store`] (the words and the seam for
 //! colder tiers), [`namespace`] and [`block`] (identity), then `map` (the one in-memory map),
-//! [`dram`] (the memory) and [`evict`] (who leaves).
+//! [`dram`] (the memory) and [`evict`] (who leaves). [`gpu`] copies blocks between the memory and a GPU.
 
 pub mod admission;
 pub mod block;
@@ -15,6 +15,7 @@ pub mod error;
 pub mod event;
 pub mod evict;
 mod fields;
+pub mod gpu;
 mod key;
 pub mod labels;
 pub mod limits;

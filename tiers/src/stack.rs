@@ -65,6 +65,7 @@ use crate::{
     dram::Pool,
     error::{Error, Result},
     event::EventFeed,
+    gpu::HostMemory,
     limits::CONTEXT_SHARE_DIVISOR,
     map::Map,
     metrics::TierMetrics,
@@ -164,6 +165,12 @@ impl Stack {
             store.attach(above);
         }
         Ok(Self { shared })
+    }
+
+    /// All memory of the dram tier, for who pins it for a GPU ([`Device::pin`](crate::gpu::Device::pin)).
+    #[must_use]
+    pub fn regions(&self) -> Vec<Arc<dyn HostMemory>> {
+        self.shared.pool.regions()
     }
 
     /// Backs one more extent with memory; false when all are. Run it in a loop on its own thread.

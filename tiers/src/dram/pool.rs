@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use super::arena::{BlockWriter, CarveView, Extent, FreeSlot, Home, map_extents, rejoin};
 use crate::{
     error::{Error, Result},
+    gpu::HostMemory,
     limits::{BLOCK_BYTES_MAX, EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, EXTENTS_MIN, REGION_BYTES_MAX},
 };
 
@@ -67,6 +68,7 @@ pub(crate) struct Pool {
     state: Mutex<State>,
     extent_bytes: u64,
     capacity_bytes: u64,
+    regions: Vec<Arc<dyn HostMemory>>,
     me: Weak<Self>,
 }
 
@@ -86,9 +88,18 @@ impl Pool {
         let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut spare = map_extents(size(extents), size(extent_bytes), size(REGION_BYTES_MAX))?;
         spare.reverse();
+        let regions = spare.iter().filter_map(Extent::region).collect();
         let state = Mutex::new(State { spare, ..State::default() });
         let capacity_bytes = extents * extent_bytes;
-        Ok(Arc::new_cyclic(|me| Self { state, extent_bytes, capacity_bytes, me: Weak::clone(me) }))
+        Ok(Arc::new_cyclic(|me| {
+            let me = Weak::clone(me);
+            Self { state, extent_bytes, capacity_bytes, regions, me }
+        }))
+    }
+
+    /// All of its memory, for who pins it.
+    pub(crate) fn regions(&self) -> Vec<Arc<dyn HostMemory>> {
+        self.regions.clone()
     }
 
     /// Bytes of all extents.

@@ -260,8 +260,11 @@ impl Keeper {
         let live_bytes = self.live_bytes();
         let Some(log) = &mut self.log else { return };
         if !self.room.has_place(live_bytes, again) {
-            let what =
-                "make a pack: object.capacity is taken, also by packs that wait for deletion";
+            let waiting_bytes = self.room.waiting_bytes();
+            let what = format!(
+                "make a pack: object.capacity is taken: {live_bytes} bytes of packs, and \
+                 {waiting_bytes} of those that have left and wait for their deletion"
+            );
             let retry_after = tend_every(self.core.config.delete_grace);
             let full = Error::new(ErrorKind::Exhausted { retry_after }, what);
             // Whoever asked may have gone.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::{
     dram::{BlockWriter, Payload, Pool, seal, slot_bytes},
     error::Result,
+    gpu::HostMemory,
 };
 
 /// An arena that hands out blocks to whoever asks.
@@ -18,6 +19,12 @@ impl Arena {
     /// Those of the pool.
     pub fn new(bytes: u64) -> Result<Self> {
         Pool::new(bytes).map(Self)
+    }
+
+    /// All of its memory.
+    #[must_use]
+    pub fn regions(&self) -> Vec<Arc<dyn HostMemory>> {
+        self.0.regions()
     }
 
     /// Memory for a block of `len` bytes; `None` when the arena is full.

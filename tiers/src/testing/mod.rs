@@ -10,10 +10,13 @@
 //! [`FaultyDevice`] fails on demand, and [`device_suite`] is the contract of
 //! [`crate::nvme::device::Device`].
 //!
+//! [`device_copy_suite`] is the contract of [`crate::gpu::DeviceCopy`].
+//!
 //! [`Mutator`] damages the inputs of decoders.
 //! Under the object tier, [`FaultyObjectStore`] is a store in memory that fails on demand.
 
 mod arena;
+pub mod device_copy_suite;
 pub mod device_suite;
 mod faulty;
 mod faulty_device;

@@ -14,7 +14,10 @@ use rustix::{
 };
 
 use super::slot::{Carve, FreeSlot, Home};
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    gpu::HostMemory,
+};
 
 /// One mapped memfd. Unmapped when the last extent of it is dropped.
 struct Region {
@@ -46,6 +49,19 @@ impl Region {
     }
 }
 
+// SAFETY: it is mapped whole, and only unmapped when it is dropped.
+unsafe impl HostMemory for Region {
+    fn span(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.len)
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} bytes)", self.len)
+    }
+}
+
 impl Drop for Region {
     fn drop(&mut self) {
         // SAFETY: `base` and `len` are those of our own mapping, and nothing refers to it any more:
@@ -74,6 +90,12 @@ impl Extent {
     /// Whether [`pre_touch`](Self::pre_touch) was called.
     pub(crate) fn is_touched(&self) -> bool {
         self.touched
+    }
+
+    /// The region it was cut from, if it is the first of it.
+    pub(crate) fn region(&self) -> Option<Arc<dyn HostMemory>> {
+        let region = || Arc::clone(&self.region) as Arc<dyn HostMemory>;
+        (self.offset == 0).then(region)
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {

@@ -49,25 +49,23 @@ impl Keeper {
         let grace = self.core.config.delete_grace;
         let Some(log) = &mut self.log else { return };
         let sweeps = self.sweep_at <= Instant::now();
-        let mut more = false;
-        let collected = async {
+        let (mut more, mut deleted) = (false, Vec::new());
+        let tended = async {
             if sweeps {
                 log.sweep(now, deadline).await?;
             }
-            let collected = log.collect(now, grace, deadline).await?;
+            deleted = log.collect(now, grace, deadline).await?.packs;
             // One step: who removes something waits meanwhile.
             more = log.needs_compaction() && log.compact(now, deadline).await?;
-            Ok::<_, OwnerError>(collected)
+            Ok::<_, OwnerError>(())
         };
-        match collected.await {
-            Ok(collected) => {
-                self.room.deleted(&collected.packs);
-                let packs = u64::try_from(collected.packs.len()).unwrap_or(0);
-                self.core.metrics.deleted_packs.inc_by(packs);
-                if sweeps {
-                    self.sweep_at = Instant::now() + SWEEP_EVERY;
-                }
-            }
+        let tended = tended.await;
+        // Also if something failed after it.
+        self.room.deleted(&deleted);
+        self.core.metrics.deleted_packs.inc_by(u64::try_from(deleted.len()).unwrap_or(0));
+        match tended {
+            Ok(()) if sweeps => self.sweep_at = Instant::now() + SWEEP_EVERY,
+            Ok(()) => {}
             Err(error) if self.ends(&error) => {}
             Err(error) => tracing::warn!(%error, "object garbage stays for now"),
         }

@@ -80,12 +80,17 @@ impl Room {
         }
     }
 
+    /// Bytes of objects of packs that were dropped and are not deleted yet.
+    pub(super) fn waiting_bytes(&self) -> u64 {
+        self.waiting.values().sum()
+    }
+
     /// Whether one more pack may be made, beside live ones of `live_bytes`. The last free place is for
     /// packing `again` what stays of others.
     pub(super) fn has_place(&self, live_bytes: u64, again: bool) -> bool {
         let packs = if again { 1 } else { FREE_PACKS };
-        let waiting: u64 = self.waiting.values().sum();
-        let needed = live_bytes.saturating_add(waiting).saturating_add(packs * self.pack_bytes);
+        let taken = live_bytes.saturating_add(self.waiting_bytes());
+        let needed = taken.saturating_add(packs * self.pack_bytes);
         self.capacity_bytes == 0 || needed <= self.capacity_bytes
     }
 

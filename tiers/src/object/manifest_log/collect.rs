@@ -56,17 +56,18 @@ impl ManifestLog {
         }
         self.check_still_owner(deadline).await?;
         let cluster = &self.parts.held.owner.cluster;
-        let names = packs.iter().map(|id| id.name(cluster)).collect();
-        self.delete(names, deadline).await?;
-        for pack in &packs {
-            self.dropped.remove(pack);
-        }
-        let cluster = &self.parts.held.owner.cluster;
         let names = manifests.iter().map(|id| id.name(cluster)).collect();
         self.delete(names, deadline).await?;
         self.doomed.retain(|(id, _)| !manifests.contains(id));
         if let Some(local) = self.parts.local.as_ref().filter(|_| !manifests.is_empty()) {
             local.keep_only(self.window.iter().map(|(id, _)| *id).collect()).await;
+        }
+        // Last: who asks must know of every one that is not there any more.
+        let cluster = &self.parts.held.owner.cluster;
+        let names = packs.iter().map(|id| id.name(cluster)).collect();
+        self.delete(names, deadline).await?;
+        for pack in &packs {
+            self.dropped.remove(pack);
         }
         Ok(Collected { packs, manifests: manifests.len() })
     }
