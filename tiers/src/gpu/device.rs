@@ -129,7 +129,9 @@ impl Device {
         Ok(planned(copies.into_iter(), self.chunk))
     }
 
-    pub(super) fn copy(&self) -> &Arc<dyn DeviceCopy> {
+    /// What moves its bytes.
+    #[must_use]
+    pub fn copy(&self) -> &Arc<dyn DeviceCopy> {
         &self.copy
     }
 }

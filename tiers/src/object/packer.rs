@@ -42,7 +42,7 @@ const STEP_BYTES: u64 = 8 << 20;
 /// A pack that would be smaller, in parts of a full one, waits for more blocks of its run to be worth
 /// it, for as long as the run stays.
 const PACK_MIN_DIVISOR: u64 = 4;
-/// How long nothing is packed after an upload failed.
+/// How long nothing new is packed after an upload failed, or found no room.
 const FAILED_PAUSE: Duration = Duration::from_secs(5);
 /// How long an upload may take.
 const UPLOAD_DEADLINE: Duration = Duration::from_secs(300);
@@ -117,7 +117,7 @@ impl Packer {
 
     /// Packs what there is to pack, for as long as the node may write.
     pub(super) async fn run(mut self) {
-        let mut next = Instant::now();
+        let (mut next, mut failed) = (Instant::now(), false);
         loop {
             if !self.core.seats.own().epoch.wait().await {
                 break;
@@ -132,16 +132,17 @@ impl Packer {
                     continue;
                 }
                 () = sleep_until(next) => {}
-                () = self.runs.sealed_more() => {}
+                () = self.runs.sealed_more(), if !failed => {}
             }
             next = Instant::now() + LOOK_INTERVAL;
             let looked = self.look().await;
             // A bucket that fails must not hold up nvme.
             self.runs.hold_unoffered(looked.is_ok());
+            failed = looked.is_err();
             if let Err(error) = looked {
                 self.failed(&error);
+                // Nothing new meanwhile; but what makes room does not wait for what lacks it.
                 next = Instant::now() + FAILED_PAUSE;
-                sleep_until(next).await;
             }
         }
         self.runs.hold_unoffered(false);

@@ -120,6 +120,24 @@ async fn a_bucket_whose_capacity_was_made_smaller_takes_packs_again_soon() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_makes_room_does_not_wait_for_what_found_none() {
+    let mut rig = Rig::new();
+    (rig.delete_grace, rig.capacity_bytes) = (Duration::from_secs(1), 8 << 20);
+    rig.dram_bytes = 64 << 20;
+    let node = rig.start();
+    // Three times what the bucket takes, at once.
+    node.seal(0..20 * PACK_BLOCKS).await;
+    let mut seconds = 0;
+    while node.metrics.named_packs.get() < 20 {
+        rig.pass(1).await;
+        seconds += 1;
+        assert!(seconds < 200, "{} packs", node.metrics.named_packs.get());
+    }
+    assert!(node.metrics.pack_failures.get() > 0, "it was full");
+    assert!(seconds <= 30, "{seconds} s");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_pack_that_is_half_empty_is_packed_again_as_a_whole() {
     let mut rig = Rig::new();
     rig.delete_grace = Duration::from_secs(60);
