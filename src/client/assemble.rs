@@ -18,6 +18,7 @@ use kvstrata_tiers::{
 };
 
 use super::{HashList, status::broken_contract};
+use crate::bulk::body::Place;
 
 const DOING: &str = "get";
 /// Buffers that are kept to be used again.
@@ -158,7 +159,29 @@ struct Current {
     received: usize,
     checksum: u64,
     hasher: Option<PartHasher>,
+    /// The part that is being read into a buffer of ours.
+    open: Option<Open>,
     damaged: bool,
+}
+
+/// A part that is hashed as it is read, while each of its pieces is still in a core's cache.
+pub(super) struct Open {
+    /// What has been read; has room for all of the part.
+    buffer: BytesMut,
+    hasher: PartHasher,
+}
+
+impl Open {
+    /// Where the next bytes of the part go.
+    pub(super) fn room(&mut self) -> &mut BytesMut {
+        &mut self.buffer
+    }
+
+    /// Takes the latest `bytes` into account.
+    pub(super) fn took(&mut self, bytes: usize) {
+        let start = self.buffer.len().saturating_sub(bytes);
+        self.hasher.update(self.buffer.get(start..).unwrap_or_default());
+    }
 }
 
 impl<'a> Assembler<'a> {
@@ -172,17 +195,6 @@ impl<'a> Assembler<'a> {
         Self { namespace, parts, hashes, base, next: 0, current: None, summary, spare }
     }
 
-    /// An empty buffer with room for `bytes`: one that has been used, if there is one.
-    pub(super) fn buffer(&mut self, bytes: usize) -> BytesMut {
-        match self.spare.pop() {
-            Some(mut buffer) if buffer.capacity() >= bytes => {
-                buffer.clear();
-                buffer
-            }
-            Some(_) | None => BytesMut::with_capacity(bytes),
-        }
-    }
-
     /// Takes the next piece.
     pub(super) fn piece(
         &mut self,
@@ -190,28 +202,87 @@ impl<'a> Assembler<'a> {
         tier: Tier,
         sink: &mut impl GetSink,
     ) -> Result<()> {
-        if piece.index != self.next {
-            return Err(self.out_of_order("block", piece.index));
+        let place = Place {
+            position: piece.index,
+            part: piece.part,
+            offset: piece.offset,
+            part_bytes: piece.part_bytes,
+            checksum: piece.checksum,
+        };
+        let (whole, spec) = self.check(&place, piece.data.len(), tier)?;
+        if let Some(current) = &mut self.current {
+            current.take(self.namespace, spec, piece.data);
+            if current.received == whole {
+                self.end_part(spec, sink);
+            }
         }
-        let hash = self.hashes.get(piece.index as usize);
-        let hash = hash.ok_or_else(|| self.out_of_order("block", piece.index))?;
+        Ok(())
+    }
+
+    /// Makes room for the next piece, which is then read, and [ended](Self::end_piece).
+    pub(super) fn begin_piece(
+        &mut self,
+        place: &Place,
+        bytes: usize,
+        tier: Tier,
+    ) -> Result<Option<&mut Open>> {
+        let (whole, spec) = self.check(place, bytes, tier)?;
+        let Some(current) = &mut self.current else { return Ok(None) };
+        if place.offset == 0 {
+            let hasher = PartHasher::new(self.namespace, &current.hash, spec.group, spec.rank);
+            // Used ones first.
+            let spare = self.spare.pop().filter(|spare| spare.capacity() >= whole);
+            let mut buffer = spare.unwrap_or_else(|| BytesMut::with_capacity(whole));
+            buffer.clear();
+            current.open = Some(Open { buffer, hasher });
+        }
+        Ok(current.open.as_mut())
+    }
+
+    /// The piece has been read.
+    pub(super) fn end_piece(&mut self, place: &Place, sink: &mut impl GetSink) {
+        let Some(current) = &mut self.current else { return };
+        if current.received < place.part_bytes as usize {
+            return;
+        }
+        let spec = self.parts.get(current.part_ends.len()).map(|(_, spec)| *spec);
+        if let (Some(open), Some(spec)) = (current.open.take(), spec) {
+            current.pieces.push(open.buffer.freeze());
+            current.hasher = Some(open.hasher);
+            self.end_part(spec, sink);
+        }
+    }
+
+    /// Checks that a piece is the one that is due, and counts it; returns the bytes of its part.
+    fn check(&mut self, place: &Place, bytes: usize, tier: Tier) -> Result<(usize, PartSpec)> {
+        if place.position != self.next {
+            return Err(self.out_of_order("block", place.position));
+        }
+        let hash = self.hashes.get(place.position as usize);
+        let hash = hash.ok_or_else(|| self.out_of_order("block", place.position))?;
         let current = self.current.get_or_insert_with(|| Current::new(hash, tier));
         let Some((part, spec)) = self.parts.get(current.part_ends.len()).copied() else {
             return Err(broken_contract(DOING, "more parts of a block than asked for"));
         };
-        if piece.part != part || piece.offset as usize != current.received {
+        if place.part != part || place.offset as usize != current.received {
             return Err(broken_contract(
                 DOING,
                 &format!(
                     "part {} at offset {} where part {part} at {} was due",
-                    piece.part, piece.offset, current.received
+                    place.part, place.offset, current.received
                 ),
             ));
         }
-        if current.take(self.namespace, spec, piece)? {
-            self.end_part(spec, sink);
+        let received = current.received.saturating_add(bytes);
+        let whole = match place.part_bytes as usize {
+            0 => received,
+            part_bytes => part_bytes,
+        };
+        if received > whole || whole as u64 > PART_BYTES_MAX {
+            return Err(broken_contract(DOING, &format!("{received} of {whole} bytes of a part")));
         }
-        Ok(())
+        (current.received, current.checksum) = (received, place.checksum);
+        Ok((whole, spec))
     }
 
     /// Takes a range of misses.
@@ -283,28 +354,14 @@ impl Current {
             received: 0,
             checksum: 0,
             hasher: None,
+            open: None,
             damaged: false,
         }
     }
 
-    /// Keeps a piece and returns whether its part is complete. Hashing starts with the second
-    /// piece, because most parts come whole and are hashed at once.
-    fn take(
-        &mut self,
-        namespace: &NamespaceId,
-        spec: PartSpec,
-        piece: v1::PartData,
-    ) -> Result<bool> {
-        let whole = match piece.part_bytes as usize {
-            0 => self.received + piece.data.len(),
-            part_bytes => part_bytes,
-        };
-        self.received += piece.data.len();
-        if self.received > whole || whole as u64 > PART_BYTES_MAX {
-            let received = self.received;
-            return Err(broken_contract(DOING, &format!("{received} of {whole} bytes of a part")));
-        }
-        self.checksum = piece.checksum;
+    /// Keeps a piece. Hashing starts with the second one, because most parts come whole and are hashed
+    /// at once.
+    fn take(&mut self, namespace: &NamespaceId, spec: PartSpec, data: Bytes) {
         if self.pieces.len() > self.part_ends.last().copied().unwrap_or(0) {
             let hash = self.hash;
             let earlier = self.pieces.last();
@@ -313,10 +370,9 @@ impl Current {
                 hasher.update(earlier.map_or(&[], |piece| piece));
                 hasher
             });
-            hasher.update(&piece.data);
+            hasher.update(&data);
         }
-        self.pieces.push(piece.data);
-        Ok(self.received == whole)
+        self.pieces.push(data);
     }
 
     fn end_part(&mut self, namespace: &NamespaceId, spec: PartSpec) {

@@ -1,5 +1,5 @@
-//! A get over the bulk port: payload is read into one buffer for each block, which is used again if
-//! nobody has kept it.
+//! A get over the bulk port: payload is read into one buffer for each part, which is used again if
+//! nobody has kept it, and hashed as it comes.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use kvstrata_proto::v1;
 use kvstrata_tiers::error::Result;
 use tokio::time::Instant;
 
-use super::connection::{Connection, next_header, refusal};
+use super::connection::{Connection, Reader, next_header, refusal};
 use crate::{
     bulk::{
         body::{Get, ID_BYTES, Place, STOP_AT_MISS, read_miss},
         frame::Kind,
     },
-    client::{GetSink, assemble::Assembler, lookup::tier_of, status::broken_contract},
+    client::{GetSink, assemble::{Assembler, Open}, lookup::tier_of, status::broken_contract},
 };
 
 const DOING: &str = "get";
@@ -42,20 +42,13 @@ pub(in crate::client) async fn get<S: GetSink>(
         match header.kind {
             Kind::Block => {
                 let place = Place::read(&connection.from.fixed(&header).await?);
-                let bytes = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
-                let mut data = assembler.buffer(bytes);
-                connection.from.append(&mut data, bytes).await?;
                 let tier = v1::Tier::try_from(i32::from(header.flags)).ok().and_then(tier_of);
                 let tier = tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))?;
-                let piece = v1::PartData {
-                    index: place.position,
-                    part: place.part,
-                    offset: place.offset,
-                    data: data.freeze(),
-                    checksum: place.checksum,
-                    part_bytes: place.part_bytes,
-                };
-                assembler.piece(piece, tier, sink)?;
+                let bytes = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
+                if let Some(open) = assembler.begin_piece(&place, bytes, tier)? {
+                    read(&mut connection.from, open, bytes).await?;
+                }
+                assembler.end_piece(&place, sink);
                 connection.took(header.payload_bytes).await?;
             }
             Kind::Miss => {
@@ -68,4 +61,15 @@ pub(in crate::client) async fn get<S: GetSink>(
             _ => return Err(broken_contract(DOING, "a frame that does not answer a get")),
         }
     }
+}
+
+/// Reads a piece, and hashes what has come of it while it is in the cache.
+async fn read(from: &mut Reader, open: &mut Open, bytes: usize) -> Result<()> {
+    let mut left = bytes;
+    while left > 0 {
+        let read = from.append_some(open.room(), left).await?;
+        open.took(read);
+        left = left.saturating_sub(read);
+    }
+    Ok(())
 }
