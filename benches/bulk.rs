@@ -29,17 +29,16 @@ mod harness;
 mod setup;
 mod support;
 
-use std::{hint::black_box, ops::Range};
+use std::{hint::black_box, ops::Range, sync::Arc};
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use harness::Server;
 use kvstrata::client::{
     Client, FetchedBlock, GetOptions, GetSink, LookupOptions, MissReason, Path, Session,
 };
 use setup::{connect, list, open, put};
 use support::{Samples, cpu_seconds, median};
-use tokio::time::Instant;
+use tokio::{task::JoinSet, time::Instant};
 
 /// Lengths of a block.
 const BLOCK_BYTES: [u32; 3] = [64 << 10, 2 << 20, 16 << 20];
@@ -76,7 +75,7 @@ async fn main() {
         for _ in 0..CLIENTS[1] {
             let client = connect(server, path).await;
             let session = client.session("bench").await.unwrap();
-            clients.push((client, session));
+            clients.push((client, Arc::new(session)));
         }
         ways.push(Way { name, clients, process: server.process_id().to_string() });
     }
@@ -90,7 +89,9 @@ async fn main() {
         }
     }
     for way in &ways {
-        small(way).await;
+        let (name, (client, session)) = (way.name, way.clients[0].clone());
+        let asking = async move { small(name, &client, &session).await };
+        side_by_side(std::iter::once(Box::pin(asking))).await;
     }
     drop(ways);
     server.stop(&[]).await;
@@ -100,7 +101,7 @@ async fn main() {
 /// One way that blocks can take, with its clients.
 struct Way {
     name: &'static str,
-    clients: Vec<(Client, Session)>,
+    clients: Vec<(Client, Arc<Session>)>,
     process: String,
 }
 
@@ -187,13 +188,14 @@ async fn transfer(way: &Way, (block_bytes, clients): (u32, usize), model: &str) 
     let mut shares = Vec::new();
     for ((client, session), number) in way.clients.iter().take(clients).zip(0..) {
         let handle = open(client, model, block_bytes).await;
-        shares.push((handle, session, number * share..(number + 1) * share));
+        shares.push((handle, Arc::clone(session), number * share..(number + 1) * share));
     }
-    let puts = shares.iter().map(|(handle, session, numbers)| async {
-        assert_eq!(put(handle, session, numbers.clone(), &value).await, share);
+    let puts = shares.iter().cloned().map(|(handle, session, numbers)| {
+        let value = value.clone();
+        async move { assert_eq!(put(&handle, &session, numbers, &value).await, share) }
     });
-    let puts = cost(&way.process, STORED, Box::pin(join_all(puts))).await;
-    let gets = shares.iter().map(|(handle, _, numbers)| async {
+    let puts = cost(&way.process, STORED, side_by_side(puts)).await;
+    let gets = shares.iter().cloned().map(|(handle, _, numbers)| async move {
         let hashes = list(numbers.clone());
         for _ in 0..TIMES {
             let mut sink = Sink::default();
@@ -201,16 +203,21 @@ async fn transfer(way: &Way, (block_bytes, clients): (u32, usize), model: &str) 
             assert_eq!(sink.0, share * u64::from(block_bytes));
         }
     });
-    let gets = cost(&way.process, TIMES * STORED, Box::pin(join_all(gets))).await;
+    let gets = cost(&way.process, TIMES * STORED, side_by_side(gets)).await;
     for (handle, _, numbers) in &shares {
         handle.remove(&list(numbers.clone())).await.unwrap();
     }
     (gets, puts)
 }
 
+/// Runs each on the threads of the runtime, as an engine does.
+async fn side_by_side<W: Future<Output = ()> + Send + 'static>(works: impl Iterator<Item = W>) {
+    let all: JoinSet<()> = works.collect();
+    all.join_all().await;
+}
+
 /// Batch gets of small blocks, and questions whether blocks exist.
-async fn small(way: &Way) {
-    let (client, session) = &way.clients[0];
+async fn small(name: &str, client: &Client, session: &Session) {
     for block_bytes in [64 << 10, 2 << 20] {
         let handle = open(client, &format!("batch of {block_bytes}"), block_bytes).await;
         let value = Bytes::from(vec![1; block_bytes as usize]);
@@ -223,7 +230,7 @@ async fn small(way: &Way) {
             times.push(started.elapsed());
         }
         let (kib, samples) = (block_bytes >> 10, Samples::from_durations(&times));
-        println!("{}: get of {BATCH} blocks of {kib} KiB: {samples}", way.name);
+        println!("{name}: get of {BATCH} blocks of {kib} KiB: {samples}");
         handle.remove(&hashes).await.unwrap();
     }
     let handle = open(client, "exists", 64).await;
@@ -237,6 +244,6 @@ async fn small(way: &Way) {
             times.push(started.elapsed());
             assert_eq!(u64::from(found.prefix_blocks), asked);
         }
-        println!("{}: exists x{asked}: {}", way.name, Samples::from_durations(&times));
+        println!("{name}: exists x{asked}: {}", Samples::from_durations(&times));
     }
 }
