@@ -145,8 +145,7 @@ const FLOORS: [(&str, fn() -> floor::Pair, bool); 4] = [
 async fn transfers(ways: &[Way], stored: &[u8], (block_bytes, clients): (u32, usize)) {
     let of_ways =
         ways.iter().flat_map(|way| [format!("get, {}", way.name), format!("put, {}", way.name)]);
-    let names: Vec<_> =
-        FLOORS.iter().map(|(name, ..)| (*name).to_owned()).chain(of_ways).collect();
+    let names: Vec<_> = FLOORS.iter().map(|(name, ..)| (*name).to_owned()).chain(of_ways).collect();
     let mut rows: Vec<Vec<Cost>> = vec![Vec::new(); names.len()];
     for round in 0..ROUNDS {
         for (row, (_, pair, cached)) in rows.iter_mut().zip(FLOORS) {
@@ -192,7 +191,7 @@ async fn transfer(way: &Way, (block_bytes, clients): (u32, usize), model: &str) 
     }
     let puts = shares.iter().cloned().map(|(handle, session, numbers)| {
         let value = value.clone();
-        async move { assert_eq!(put(&handle, &session, numbers, &value).await, share) }
+        async move { assert_eq!(put(&handle, &session, numbers, &value, false).await, share) }
     });
     let puts = cost(&way.process, STORED, side_by_side(puts)).await;
     let gets = shares.iter().cloned().map(|(handle, _, numbers)| async move {
@@ -221,7 +220,7 @@ async fn small(name: &str, client: &Client, session: &Session) {
     for block_bytes in [64 << 10, 2 << 20] {
         let handle = open(client, &format!("batch of {block_bytes}"), block_bytes).await;
         let value = Bytes::from(vec![1; block_bytes as usize]);
-        assert_eq!(put(&handle, session, 0..BATCH, &value).await, BATCH);
+        assert_eq!(put(&handle, session, 0..BATCH, &value, false).await, BATCH);
         let hashes = list(0..BATCH);
         let mut times = Vec::new();
         for _ in 0..BATCHES {
@@ -234,7 +233,7 @@ async fn small(name: &str, client: &Client, session: &Session) {
         handle.remove(&hashes).await.unwrap();
     }
     let handle = open(client, "exists", 64).await;
-    assert_eq!(put(&handle, session, 0..1000, &Bytes::from(vec![1; 64])).await, 1000);
+    assert_eq!(put(&handle, session, 0..1000, &Bytes::from(vec![1; 64]), false).await, 1000);
     for asked in [1, 1000] {
         let hashes = list(0..asked);
         let mut times = Vec::new();

@@ -51,7 +51,7 @@ async fn main() {
 async fn lookups(client: &Client, session: &Session) {
     let handle = open(client, "lookups", 64).await;
     let value = Bytes::from(vec![1; 64]);
-    assert_eq!(put(&handle, session, 0..ASKED, &value).await, ASKED);
+    assert_eq!(put(&handle, session, 0..ASKED, &value, false).await, ASKED);
     let hashes = list(0..ASKED);
     for leased in [false, true] {
         let (mut lookups, mut releases) = (Vec::new(), Vec::new());
@@ -86,7 +86,7 @@ async fn memory(client: &Client, session: &Session, server: &Server) {
         let batch = (64 << 20) / u64::from(block_bytes);
         for start in (0..blocks).step_by(usize::try_from(batch).unwrap()) {
             // Read again, so that the context may grow past its share.
-            put(&handle, session, start..start + batch, &value).await;
+            put(&handle, session, start..start + batch, &value, false).await;
             let hashes = list(start..start + batch);
             let mut sink = Ignore;
             handle.get(&hashes, GetOptions::default(), &mut sink).await.unwrap();

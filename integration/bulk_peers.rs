@@ -123,7 +123,8 @@ async fn a_block_that_is_damaged_in_dram_is_a_miss_wherever_the_damage_is() {
             damage(&server, &pattern(1, 0, BYTES as usize), at);
             let seen = read(&handle, 3).await;
             assert_eq!(seen.misses, [(1..2, MissReason::Corrupt)], "{path:?}, {at}");
-            let right = [0, 2].map(|number: u32| (number, pattern(number, 0, BYTES as usize).to_vec()));
+            let right =
+                [0, 2].map(|number: u32| (number, pattern(number, 0, BYTES as usize).to_vec()));
             assert!(seen.blocks == right, "{path:?}, {at}: the others are right");
             corrupt += 1.0;
             let series = "kvstrata_corrupt_blocks_total{tier=\"dram\"}";

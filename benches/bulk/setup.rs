@@ -36,16 +36,17 @@ pub(crate) fn list(numbers: Range<u64>) -> HashList {
     HashList::of_full(pack(&numbers.collect::<Vec<_>>()).into())
 }
 
-/// Puts blocks of one value; returns how many were stored.
+/// Puts blocks of one value, on nvme if `durable`; returns how many were stored.
 pub(crate) async fn put(
     handle: &Handle,
     session: &Session,
     numbers: Range<u64>,
     value: &Bytes,
+    durable: bool,
 ) -> u64 {
     let parent = numbers.start.checked_sub(1).map(hash_of);
     let hashes = list(numbers);
     let values = vec![value.clone(); hashes.len()];
-    let batch = PutBatch { hashes, parts: Vec::new(), values, parent, durable: false };
+    let batch = PutBatch { hashes, parts: Vec::new(), values, parent, durable };
     handle.put(session, &batch).await.unwrap().count(PutOutcome::Stored)
 }

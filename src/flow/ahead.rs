@@ -6,11 +6,7 @@
 use std::{collections::VecDeque, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
-use futures_util::{
-    StreamExt,
-    future::BoxFuture,
-    stream::FuturesOrdered,
-};
+use futures_util::{StreamExt, future::BoxFuture, stream::FuturesOrdered};
 use kvstrata_tiers::{
     block::{BlockHash, Hashes},
     error::Result,

@@ -13,7 +13,12 @@ use crate::{
         body::{Get, ID_BYTES, Place, STOP_AT_MISS, read_miss},
         frame::Kind,
     },
-    client::{GetSink, assemble::{Assembler, Open}, lookup::tier_of, status::broken_contract},
+    client::{
+        GetSink,
+        assemble::{Assembler, Open},
+        lookup::tier_of,
+        status::broken_contract,
+    },
 };
 
 const DOING: &str = "get";
