@@ -1,5 +1,5 @@
-//! A get over the bulk port: payload is read into one buffer for each part, which is used again if
-//! nobody has kept it, and hashed as it comes.
+//! A get over the bulk port: payload is read into the sink's own memory where it lends some, else into
+//! one buffer for each part, which is used again if nobody has kept it; and hashed as it comes.
 
 use std::time::Duration;
 
@@ -15,13 +15,15 @@ use crate::{
     },
     client::{
         GetSink,
-        assemble::{Assembler, Open},
+        assemble::{Assembler, Piece},
         lookup::tier_of,
         status::broken_contract,
     },
 };
 
 const DOING: &str = "get";
+/// Bytes read into a sink's memory before they are hashed: they are still in the cache then.
+const SLICE_BYTES: usize = 256 << 10;
 
 /// Asks for blocks and hands what comes to the assembler, to the end.
 pub(in crate::client) async fn get<S: GetSink>(
@@ -47,13 +49,27 @@ pub(in crate::client) async fn get<S: GetSink>(
         match header.kind {
             Kind::Block => {
                 let place = Place::read(&connection.from.fixed(&header).await?);
+                let bytes = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
                 let tier = v1::Tier::try_from(i32::from(header.flags)).ok().and_then(tier_of);
                 let tier = tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))?;
-                let bytes = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
-                if let Some(open) = assembler.begin_piece(&place, bytes, tier)? {
-                    read(&mut connection.from, open, bytes).await?;
+                let piece = Piece {
+                    index: place.position,
+                    part: place.part,
+                    offset: place.offset as usize,
+                    bytes,
+                    part_bytes: place.part_bytes as usize,
+                    checksum: place.checksum,
+                };
+                assembler.begin(&piece, tier)?;
+                if let Some(room) = assembler.room(&piece, sink) {
+                    for slice in room.chunks_mut(SLICE_BYTES) {
+                        connection.from.exactly(slice).await?;
+                        assembler.landed(slice);
+                    }
+                } else {
+                    read(&mut connection.from, assembler, bytes).await?;
                 }
-                assembler.end_piece(&place, sink);
+                assembler.end(&piece, sink);
                 connection.took(header.payload_bytes).await?;
             }
             Kind::Miss => {
@@ -68,12 +84,14 @@ pub(in crate::client) async fn get<S: GetSink>(
     }
 }
 
-/// Reads a piece, and hashes what has come of it while it is in the cache.
-async fn read(from: &mut Reader, open: &mut Open, bytes: usize) -> Result<()> {
+/// Reads a piece into a buffer of ours.
+async fn read(from: &mut Reader, assembler: &mut Assembler<'_>, bytes: usize) -> Result<()> {
     let mut left = bytes;
-    while left > 0 {
-        let read = from.append_some(open.room(), left).await?;
-        open.took(read);
+    while left > 0
+        && let Some(buffer) = assembler.buffer()
+    {
+        let read = from.append_some(buffer, left).await?;
+        assembler.filled(read);
         left = left.saturating_sub(read);
     }
     Ok(())
