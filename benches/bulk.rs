@@ -164,18 +164,17 @@ async fn transfers(ways: &[Way], stored: &[u8], (block_bytes, clients): (u32, us
     }
     println!("blocks of {} KiB, {clients} clients, medians of {ROUNDS}:", block_bytes >> 10);
     println!("{:>20}{:>8}{:>8}{:>8}{:>10}{:>8}", "", "GB/s", "best", "ratio", "CPU s/GB", "ratio");
-    let of = |row: &[Cost]| {
-        let seconds = median(row.iter().map(|cost| cost.seconds));
-        (1.0 / seconds, median(row.iter().map(|cost| cost.cpu)))
-    };
     for (name, row) in names.iter().zip(&rows) {
-        let (rate, cpu) = of(row);
+        // Each with the floor of its own round: a machine that others use changes from round to round.
+        let floor = &rows[usize::from(name.contains("Unix"))];
+        let rounds = || row.iter().zip(floor);
         let best = row.iter().map(|cost| 1.0 / cost.seconds).fold(0.0, f64::max);
-        let (floor, floor_cpu) = of(&rows[usize::from(name.contains("Unix"))]);
         println!(
-            "{name:>20}{rate:>8.2}{best:>8.2}{:>8.2}{cpu:>10.3}{:>8.2}",
-            rate / floor,
-            cpu / floor_cpu
+            "{name:>20}{:>8.2}{best:>8.2}{:>8.2}{:>10.3}{:>8.2}",
+            median(row.iter().map(|cost| 1.0 / cost.seconds)),
+            median(rounds().map(|(cost, floor)| floor.seconds / cost.seconds)),
+            median(row.iter().map(|cost| cost.cpu)),
+            median(rounds().map(|(cost, floor)| cost.cpu / floor.cpu)),
         );
     }
 }
