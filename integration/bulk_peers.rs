@@ -13,7 +13,7 @@ use kvstrata::{
 };
 use kvstrata_tiers::error::ErrorKind;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::{net::TcpStream, task::JoinSet, time::Instant};
+use tokio::{io::AsyncReadExt, net::TcpStream, task::JoinSet, time::Instant};
 
 use crate::{
     bulk::connect,
@@ -58,15 +58,16 @@ async fn ten_thousand_connections_cost_a_bounded_memory_and_keep_nobody_out() {
     for _ in 0..HOSTILE {
         let address = server.bulk().to_owned();
         hostile.spawn(async move {
-            // Those that the kernel has no place for keep knocking.
-            let io = TcpStream::connect(address).await;
-            std::future::pending::<()>().await;
-            drop(io);
+            // Those that are closed come again, and those that the kernel has no place for knock on.
+            loop {
+                let Ok(mut io) = TcpStream::connect(&address).await else { continue };
+                drop(io.read_to_end(&mut Vec::new()).await);
+            }
         });
     }
     let most = f64::from(u32::try_from(BULK_CONNECTIONS_MAX).unwrap());
-    wait_until("all places are taken", Duration::from_secs(60), async || {
-        server.metric("kvstrata_bulk_connections").await >= most
+    wait_until("nearly all places are taken", Duration::from_secs(60), async || {
+        server.metric("kvstrata_bulk_connections").await >= most - 100.0
     })
     .await;
     let start = Instant::now();
@@ -111,12 +112,12 @@ fn damage(server: &Server, bytes: &[u8], at: u64) {
 
 #[tokio::test]
 async fn a_block_that_is_damaged_in_dram_is_a_miss_wherever_the_damage_is() {
-    const BYTES: u32 = 3 << 19;
+    const BYTES: u32 = 1 << 20;
     let server = Server::builder().dram("64MiB").start().await;
     let mut corrupt = 0.0;
     for path in [Path::Bulk, Path::Grpc] {
         // In the first of several frames, in a later one, and in the last.
-        for at in [0, 700_000, u64::from(BYTES) - 1] {
+        for at in [0, 600_000, u64::from(BYTES) - 1] {
             let (handle, session) = connect(&server, path, &[BYTES]).await;
             let put = batch(0..3, &[BYTES]);
             handle.put(&session, &put).await.unwrap();
@@ -141,7 +142,9 @@ async fn a_block_that_is_damaged_in_dram_is_a_miss_wherever_the_damage_is() {
 
 #[tokio::test]
 async fn a_server_that_is_away_costs_no_time_and_is_found_when_it_is_back() {
-    let server = Server::builder().dram("64MiB").start().await;
+    let home = tempfile::tempdir().unwrap();
+    let builder = || Server::builder().dram("64MiB").home(home.path());
+    let server = builder().start().await;
     let grpc = server.grpc().to_owned();
     let (handle, session) = connect(&server, Path::Auto, &[4096]).await;
     handle.put(&session, &batch(0..4, &[4096])).await.unwrap();
@@ -153,7 +156,7 @@ async fn a_server_that_is_away_costs_no_time_and_is_found_when_it_is_back() {
         assert_eq!(lost.kind(), ErrorKind::Unavailable, "{lost}");
     }
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    let back = Server::builder().dram("64MiB").set("server.grpc_listen", &grpc).start().await;
+    let back = builder().set("server.grpc_listen", &grpc).start().await;
     let client = handle.client();
     wait_until("it is found", Duration::from_secs(20), async || {
         client.open(namespace(&[4096])).await.is_ok()

@@ -186,18 +186,14 @@ impl Client {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let call = within(doing, self.shared.options.call_deadline, call);
-        self.guarded(doing, call).await.map(Response::into_inner)
+        self.breaker().admit(doing)?;
+        let answered = within(doing, self.shared.options.call_deadline, call).await;
+        self.breaker().note(answered).map(Response::into_inner)
     }
 
-    /// Does something that the server has to answer, unless it is known not to.
-    pub(super) async fn guarded<T>(
-        &self,
-        doing: &str,
-        work: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        self.shared.breaker.admit(doing)?;
-        self.shared.breaker.note(work.await)
+    /// Whether the server answers.
+    pub(super) fn breaker(&self) -> &Breaker {
+        &self.shared.breaker
     }
 
     /// A request that tells the server how long this side waits.

@@ -60,7 +60,8 @@ impl Handle {
         for (base, slice) in hashes.chunks(self.limits().get_blocks_max) {
             // Boxed: the future of a stream is large, and every caller would carry it.
             let one = self.get_slice((base, slice), &parts, &options, until, sink);
-            let summary = Box::pin(self.client.guarded(DOING, one)).await?;
+            self.client.breaker().admit(DOING)?;
+            let summary = self.client.breaker().note(Box::pin(one).await)?;
             total += summary;
             if options.stop_at_miss && total.missed > 0 {
                 break;

@@ -130,7 +130,8 @@ impl Handle {
             };
             // Boxed: the future of a stream takes over 16 KiB, which every caller would carry.
             let one = self.put_slice(session.id(), slice, &parts, until);
-            let report = Box::pin(self.client.guarded(DOING, one)).await?;
+            self.client.breaker().admit(DOING)?;
+            let report = self.client.breaker().note(Box::pin(one).await)?;
             total.outcomes.extend(report.outcomes);
             total.sent_bytes += report.sent_bytes;
             total.retry_after = total.retry_after.max(report.retry_after);

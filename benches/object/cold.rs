@@ -19,11 +19,12 @@
     reason = "a bench prints its table and fails by panicking"
 )]
 
-#[path = "../integration/harness.rs"]
+#[path = "../../integration/harness.rs"]
 #[allow(dead_code, reason = "shared with the integration tests, which use all of it")]
 mod harness;
-#[path = "bulk/setup.rs"]
+#[path = "../bulk/setup.rs"]
 mod setup;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::{
