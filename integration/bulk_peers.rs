@@ -53,6 +53,7 @@ async fn ten_thousand_connections_cost_a_bounded_memory_and_keep_nobody_out() {
     let (known, session) = connect(&server, Path::Bulk, &[1 << 20]).await;
     let put = batch(0..8, &[1 << 20]);
     assert_eq!(known.put(&session, &put).await.unwrap().outcomes, [PutOutcome::Stored; 8]);
+    assert_eq!(read(&known, 8).await.blocks.len(), 8);
     let before = server.status_bytes("RssAnon");
     let mut hostile = JoinSet::new();
     for _ in 0..HOSTILE {
@@ -82,7 +83,12 @@ async fn ten_thousand_connections_cost_a_bounded_memory_and_keep_nobody_out() {
     assert!(grown < allowed, "grown by {} MiB", grown >> 20);
     drop(hostile);
     let (later, _session) = connect(&server, Path::Bulk, &[1 << 20]).await;
-    assert_eq!(read(&later, 8).await.blocks.len(), 8);
+    wait_until("the places are free", Duration::from_secs(30), async || {
+        let mut seen = Seen::default();
+        let got = later.get(&hashes(0..8), GetOptions::default(), &mut seen).await;
+        got.is_ok() && seen.blocks.len() == 8
+    })
+    .await;
     drop((known, new, later, session));
     server.stop(&[]).await;
 }
