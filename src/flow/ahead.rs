@@ -156,3 +156,67 @@ impl Loads {
         Ok(Hashes::new(&self.hashes, self.namespace.hash_bytes())?.get(position))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvstrata_tiers::{
+        store::BlockStore,
+        testing::{Fault, Faulty, Fixture, MemoryStore, hash_of, pack},
+        tier::Tier,
+    };
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn cold_blocks_load_while_those_of_dram_are_sent_and_all_come_in_order() {
+        let nvme = Arc::new(Faulty::new(Arc::new(MemoryStore::new(Tier::Nvme))));
+        let cold = vec![Arc::clone(&nvme) as Arc<dyn BlockStore>];
+        let fixture = Fixture::new(1 << 20, cold).unwrap();
+        let namespace = fixture.namespace("m", &[4096]).unwrap();
+        fixture.put(&namespace, &[0, 1, 2]).unwrap();
+        for number in 0..3 {
+            let demoted = fixture.stack.demote(&namespace, hash_of(number), Tier::Nvme);
+            assert!(demoted.await.unwrap());
+        }
+        for number in 1000..1256 {
+            fixture.put(&namespace, &[number]).unwrap();
+        }
+        let asked = [1253, 1254, 1255, 0, 1, 7, 2];
+        let deadline = Instant::now() + 10 * SECOND;
+        let mut ahead = Ahead::new(
+            Loads {
+                promotions: Arc::new(fixture.stack.promotions()),
+                stack: fixture.stack.clone(),
+                namespace: Arc::clone(&namespace),
+                hashes: pack(&asked).into(),
+                parts: Vec::new().into(),
+                deadline,
+            },
+            asked.len(),
+        );
+        nvme.plan(&[Fault::Slow(SECOND); 3]);
+        let start = Instant::now();
+        let mut tiers = Vec::new();
+        for _ in asked {
+            let load = ahead.next().await.unwrap();
+            tiers.push(match load.fetch.unwrap() {
+                Fetch::Hit(block) => {
+                    assert_eq!(block.is_verified(), block.tier() != Tier::Dram);
+                    Some(block.tier())
+                }
+                _ => None,
+            });
+            if tiers.len() == 3 {
+                assert_eq!(start.elapsed(), Duration::ZERO, "dram waits for nobody");
+                sleep(SECOND).await;
+            }
+        }
+        let (dram, nvme) = (Some(Tier::Dram), Some(Tier::Nvme));
+        assert_eq!(tiers, [dram, dram, dram, nvme, nvme, None, nvme]);
+        assert!(start.elapsed() < SECOND * 3 / 2, "{:?}", start.elapsed());
+        assert!(ahead.next().await.is_none());
+    }
+}
