@@ -135,7 +135,10 @@ async fn cost<T>(process: &str, bytes: usize, work: impl Future<Output = T>) -> 
     Cost { seconds: seconds / gigabytes, cpu: used / gigabytes }
 }
 
-const FLOORS: [(&str, fn() -> floor::Pair, bool); 4] = [
+/// Its name, how it connects, and whether it sends one block again and again.
+type Floor = (&'static str, fn() -> floor::Pair, bool);
+
+const FLOORS: [Floor; 4] = [
     ("floor, TCP", floor::tcp_pair, false),
     ("floor, Unix", floor::unix_pair, false),
     ("floor, TCP, cached", floor::tcp_pair, true),

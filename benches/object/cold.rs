@@ -15,6 +15,7 @@
     clippy::panic,
     clippy::print_stdout,
     clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
     reason = "a bench prints its table and fails by panicking"
 )]
