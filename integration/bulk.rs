@@ -22,7 +22,7 @@ use crate::{
 /// One part of a page, one of many pieces of a socket's buffer, one of several frames.
 const PARTS: [u32; 3] = [4096, 300_000, 5 << 20];
 
-async fn connect(server: &Server, path: Path, parts: &[u32]) -> (Handle, Session) {
+pub(crate) async fn connect(server: &Server, path: Path, parts: &[u32]) -> (Handle, Session) {
     let options = ClientOptions { path, ..ClientOptions::default() };
     let client = Client::connect(server.grpc(), options).await.unwrap();
     let handle = client.open(namespace(parts)).await.unwrap();

@@ -106,7 +106,7 @@ impl Builder {
         let home = self.home.as_deref().or(own.as_ref().map(tempfile::TempDir::path)).unwrap();
         let mut child = wrapped(limited(command_at(home), self.open_files), &self.wrapper)
             .args(["serve", "--print-addresses"])
-            .args(["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+            .args(["--set", "server.grpc_listen=127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
             .args(self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

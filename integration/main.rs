@@ -10,6 +10,7 @@
 mod abandon;
 mod bad_input;
 mod bulk;
+mod bulk_peers;
 mod cli;
 mod client;
 mod config;

@@ -93,8 +93,10 @@ pub const BULK_REQUESTS_MAX: usize = 16;
 /// The longest payload of one frame: large enough that frames cost nothing, small enough to pass
 /// within their deadline over a slow network.
 pub const BULK_PAYLOAD_BYTES_MAX: usize = 4 * MIB;
-/// Payload after which what is ready is written.
-pub const BULK_BATCH_BYTES: usize = MIB;
+/// Payload after which what is ready is written: what was verified is then still in a core's cache.
+pub const BULK_BATCH_BYTES: usize = 256 * 1024;
+/// Payload that a server sends in one frame: verified, then written, while it is in a core's cache.
+pub const BULK_PIECE_BYTES: usize = 256 * 1024;
 /// The least credit to begin with, and the least that a large part is cut for.
 pub const BULK_CREDIT_BYTES_MIN: u32 = 256 * 1024;
 /// The longest token.

@@ -17,7 +17,7 @@ use tonic::Status;
 
 use super::{Node, convert, status, watched};
 use crate::{
-    flow::{self, GetAsk, GetFlow, Step},
+    flow::{self, GetAsk, GetFlow, Ready, Step},
     id::{LeaseId, SessionId},
     limits::{GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX, GET_STALL_MAX},
     metrics::Missed,
@@ -99,7 +99,7 @@ impl GetCall {
                 }
             };
             match step {
-                Some(Step::Block(position, block)) => {
+                Some(Step::Block(Ready { position, block, .. })) => {
                     self.packer.push_block(position, self.flow.parts(), &block);
                 }
                 Some(Step::Miss(start, end, reason)) => self.packer.push_miss(start, end, reason),

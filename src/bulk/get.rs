@@ -1,9 +1,12 @@
 //! A get on a connection: the flow's blocks as frames, as far as there is credit.
 
+use std::ops::Range;
+
 use futures_util::FutureExt;
 use kvstrata_tiers::{
+    checksum::PartHasher,
     error::{Error, ErrorKind, Result},
-    stack::{Block, PartBytes},
+    stack::PartBytes,
 };
 use tokio::{
     sync::OwnedSemaphorePermit,
@@ -20,9 +23,9 @@ use super::{
 };
 use crate::{
     api::{Call, convert},
-    flow::{GetAsk, GetFlow, Step, count},
+    flow::{GetAsk, GetFlow, Ready, Step, count},
     id::{LeaseId, SessionId},
-    limits::{BULK_BATCH_BYTES, BULK_CREDIT_BYTES_MIN, BULK_PAYLOAD_BYTES_MAX, GET_STALL_MAX},
+    limits::{BULK_BATCH_BYTES, BULK_CREDIT_BYTES_MIN, BULK_PIECE_BYTES, GET_STALL_MAX},
     node::{Node, ONLY_TENANT},
 };
 
@@ -41,11 +44,12 @@ pub(super) struct Sending {
 }
 
 struct Rest {
-    position: u32,
-    block: Block,
+    ready: Ready,
     /// Which of the parts asked for comes next, and from where.
     ordinal: usize,
     offset: usize,
+    /// Of what has been appended of that part, unless it needs none.
+    hasher: Option<PartHasher>,
 }
 
 /// What kept pieces from being appended.
@@ -54,6 +58,8 @@ enum Pushed {
     All,
     /// There are enough for one write.
     Full,
+    /// The part is not right: its last piece was not appended.
+    Damaged,
     /// Credit for so many bytes is missing.
     NoCredit(usize),
 }
@@ -148,6 +154,12 @@ impl Sending {
             match self.push_pieces(lane, out) {
                 Pushed::All => {}
                 Pushed::Full => return Ok(Made::More),
+                Pushed::Damaged => {
+                    if let Some(rest) = self.rest.take() {
+                        let miss = self.flow.damaged(&rest.ready);
+                        self.push_step(miss, out);
+                    }
+                }
                 Pushed::NoCredit(_) if !out.is_empty() => return Ok(Made::More),
                 Pushed::NoCredit(least) => {
                     let Self { cancelled: token, end, .. } = &*self;
@@ -155,34 +167,41 @@ impl Sending {
                     continue;
                 }
             }
-            let step = match self.flow.next().now_or_never() {
+            let step = match self.flow.next_unverified().now_or_never() {
                 Some(step) => step?,
                 // The next block takes a while: what is packed should not wait for it.
                 None if !out.is_empty() => return Ok(Made::More),
                 None => {
                     let Self { flow, cancelled: token, end, .. } = self;
-                    within(token, *end, flow.next()).await??
+                    within(token, *end, flow.next_unverified()).await??
                 }
             };
             match step {
-                Some(Step::Block(position, block)) => {
-                    self.rest = Some(Rest { position, block, ordinal: 0, offset: 0 });
-                }
-                Some(Step::Miss(start, end, reason)) => {
-                    let reason = number(convert::miss_reason(reason));
-                    out.push(|heads| push_miss(heads, self.request, (start, end), reason));
-                }
+                Some(step) => self.push_step(step, out),
                 None => return Ok(Made::Done),
             }
         }
     }
 
-    /// Appends the pieces of the block whose turn it is.
+    fn push_step(&mut self, step: Step, out: &mut Output<PartBytes>) {
+        match step {
+            Step::Block(ready) => {
+                self.rest = Some(Rest { ready, ordinal: 0, offset: 0, hasher: None });
+            }
+            Step::Miss(start, end, reason) => {
+                let reason = number(convert::miss_reason(reason));
+                out.push(|heads| push_miss(heads, self.request, (start, end), reason));
+            }
+        }
+    }
+
+    /// Appends the pieces of the block whose turn it is. Each is verified just before it leaves, and the
+    /// last one of a part only leaves if the whole part is right.
     fn push_pieces(&mut self, lane: &Lane, out: &mut Output<PartBytes>) -> Pushed {
         let Some(rest) = &mut self.rest else { return Pushed::All };
-        let tier = number(convert::tier(rest.block.tier()));
+        let tier = number(convert::tier(rest.ready.block.tier()));
         while let Some(&part) = self.flow.parts().get(rest.ordinal) {
-            let view = rest.block.part(part);
+            let view = rest.ready.block.part(part);
             let whole = view.as_ref().map_or(0, |view| view.as_ref().len());
             let left = whole.saturating_sub(rest.offset);
             let Some(view) = view.filter(|_| left > 0) else {
@@ -192,24 +211,51 @@ impl Sending {
             if out.payload_bytes() >= BULK_BATCH_BYTES || out.is_full() {
                 return Pushed::Full;
             }
-            let most = left.min(BULK_PAYLOAD_BYTES_MAX);
+            let most = left.min(BULK_PIECE_BYTES);
             let least = most.min(usize::try_from(BULK_CREDIT_BYTES_MIN).unwrap_or(usize::MAX));
             let Some(bytes) = lane.take_credit(least, most) else { return Pushed::NoCredit(least) };
+            let range = rest.offset..rest.offset + bytes;
+            if !rest.check(part, &view, range.clone()) {
+                lane.add_credit(count(bytes));
+                return Pushed::Damaged;
+            }
             let place = Place {
-                position: rest.position,
+                position: rest.ready.position,
                 part,
                 offset: count(rest.offset),
                 part_bytes: count(whole),
                 checksum: view.checksum(),
             };
-            let (range, request) = (rest.offset..rest.offset + bytes, self.request);
+            let request = self.request;
             rest.offset = range.end;
             out.push_payload(view, range, |heads| {
                 place.push(heads, (Kind::Block, tier), request, count(bytes));
             });
         }
-        self.rest = None;
+        if let Some(rest) = self.rest.take() {
+            self.flow.deliver(&rest.ready);
+        }
         Pushed::All
+    }
+}
+
+impl Rest {
+    /// Takes a piece of a part into account; false if it is the last one and the part is not right.
+    fn check(&mut self, part: u32, view: &PartBytes, piece: Range<usize>) -> bool {
+        let block = &self.ready.block;
+        if block.is_verified() {
+            return true;
+        }
+        let bytes = view.as_ref();
+        if piece == (0..bytes.len()) {
+            return block.is_right(part);
+        }
+        if piece.start == 0 {
+            self.hasher = block.hasher(part);
+        }
+        let Some(hasher) = &mut self.hasher else { return false };
+        hasher.update(bytes.get(piece.clone()).unwrap_or_default());
+        piece.end < bytes.len() || hasher.checksum() == view.checksum()
     }
 }
 

@@ -95,18 +95,15 @@ impl<R: AsyncRead + Unpin> Input<R> {
         read.map_err(|_elapsed| slow())?.map_err(lost).map(drop)
     }
 
-    /// Appends `bytes` of payload to `to`, which has room for them.
-    pub(crate) async fn append(&mut self, to: &mut impl BufMut, bytes: usize) -> Result<()> {
-        let mut left = bytes;
-        while left > 0 {
-            let mut room = BufMut::limit(&mut *to, left);
-            let read = timeout_at(self.deadline, self.io.read_buf(&mut room)).await;
-            match read.map_err(|_elapsed| slow())?.map_err(lost)? {
-                0 => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
-                read => left = left.saturating_sub(read),
-            }
+    /// Appends what has come of a payload to `to`, which has room for it: `most` bytes at most, and at
+    /// least one.
+    pub(crate) async fn append_some(&mut self, to: &mut impl BufMut, most: usize) -> Result<usize> {
+        let mut room = BufMut::limit(to, most);
+        let read = timeout_at(self.deadline, self.io.read_buf(&mut room)).await;
+        match read.map_err(|_elapsed| slow())?.map_err(lost)? {
+            0 => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+            read => Ok(read),
         }
-        Ok(())
     }
 
     /// Reads payload that nobody wants.

@@ -10,7 +10,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::{bulk::Pool, members::Members, status::error_of};
+use super::{breaker::Breaker, bulk::Pool, members::Members, status::error_of};
 
 /// The longest gRPC message either side sends, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
@@ -90,6 +90,7 @@ pub(super) struct Shared {
     options: ClientOptions,
     members: watch::Sender<Members>,
     pub(super) bulk: Pool,
+    breaker: Breaker,
 }
 
 impl fmt::Debug for Client {
@@ -133,6 +134,7 @@ impl Client {
                 options,
                 members,
                 bulk: Pool::default(),
+                breaker: Breaker::default(),
             }),
         })
     }
@@ -184,7 +186,14 @@ impl Client {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        within(doing, self.shared.options.call_deadline, call).await.map(Response::into_inner)
+        self.breaker().admit(doing)?;
+        let answered = within(doing, self.shared.options.call_deadline, call).await;
+        self.breaker().note(answered).map(Response::into_inner)
+    }
+
+    /// Whether the server answers.
+    pub(super) fn breaker(&self) -> &Breaker {
+        &self.shared.breaker
     }
 
     /// A request that tells the server how long this side waits.

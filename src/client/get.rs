@@ -12,7 +12,7 @@ use tonic::Streaming;
 
 use super::{
     GetSink, GetSummary, Handle, HashList, Lease,
-    assemble::Assembler,
+    assemble::{Assembler, Piece},
     bulk,
     connect::{timed_out, within},
     lookup::{millis, tier_of},
@@ -60,7 +60,8 @@ impl Handle {
         for (base, slice) in hashes.chunks(self.limits().get_blocks_max) {
             // Boxed: the future of a stream is large, and every caller would carry it.
             let one = self.get_slice((base, slice), &parts, &options, until, sink);
-            let summary = Box::pin(one).await?;
+            self.client.breaker().admit(DOING)?;
+            let summary = self.client.breaker().note(Box::pin(one).await)?;
             total += summary;
             if options.stop_at_miss && total.missed > 0 {
                 break;
@@ -136,7 +137,17 @@ fn take<S: GetSink>(message: Message, assembler: &mut Assembler<'_>, sink: &mut 
         Message::Data(data) => {
             let tier = tier_of(data.tier());
             let tier = tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))?;
-            data.parts.into_iter().try_for_each(|piece| assembler.piece(piece, tier, sink))
+            data.parts.into_iter().try_for_each(|part| {
+                let piece = Piece {
+                    index: part.index,
+                    part: part.part,
+                    offset: part.offset as usize,
+                    bytes: part.data.len(),
+                    part_bytes: part.part_bytes as usize,
+                    checksum: part.checksum,
+                };
+                assembler.piece(&piece, part.data, tier, sink)
+            })
         }
     }
 }

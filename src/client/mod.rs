@@ -9,6 +9,7 @@
 //! - *A get returns exactly the bytes that were put under that key, or nothing.* Every part is
 //!   verified here against a checksum seeded with its identity; what fails is a miss for its block.
 //! - A miss is never an error. Errors carry the kind the server meant and say what to do next.
+//! - A server that does not answer is an error at once after the first time, until it is back.
 //! - Every call has a deadline; what is in flight is bounded by message size and HTTP/2 windows.
 //! - Lists longer than the server's limits are split, in order, where the meaning survives that
 //!   (get, put, touch, ...). A lookup is not split: its prefix and lease are one decision.
@@ -19,6 +20,7 @@
 //! hashes, and slicing one buffer is free.
 
 mod assemble;
+mod breaker;
 mod bulk;
 mod codec;
 mod connect;
@@ -34,7 +36,7 @@ mod stats;
 mod status;
 mod verbs;
 
-pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason};
+pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason, PiecePlace};
 pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX, Path};
 pub use get::GetOptions;
 pub use hashes::HashList;

@@ -129,7 +129,9 @@ impl Handle {
                 durable: batch.durable,
             };
             // Boxed: the future of a stream takes over 16 KiB, which every caller would carry.
-            let report = Box::pin(self.put_slice(session.id(), slice, &parts, until)).await?;
+            let one = self.put_slice(session.id(), slice, &parts, until);
+            self.client.breaker().admit(DOING)?;
+            let report = self.client.breaker().note(Box::pin(one).await)?;
             total.outcomes.extend(report.outcomes);
             total.sent_bytes += report.sent_bytes;
             total.retry_after = total.retry_after.max(report.retry_after);

@@ -1,30 +1,30 @@
 //! Get: blocks in the order asked; misses are data.
 //!
 //! A few blocks load ahead, in order, so that a colder tier is kept busy; a reader that stalls holds no
-//! more than those. Nothing is copied: a block is a view of the arena that keeps its memory alive.
+//! more than those. Nothing is copied: a block is a view of the arena that keeps its memory alive. What
+//! dram has is verified only when its turn comes, so that its bytes are still in the cache when they
+//! leave.
 
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures_util::{
-    StreamExt,
-    stream::{self, BoxStream},
-};
 use kvstrata_tiers::{
-    block::{BlockHash, Hashes},
+    block::Hashes,
     error::Result,
-    namespace::{BlockLayout, Namespace},
-    stack::{Block, Fetch, Promotions, Stack},
+    namespace::Namespace,
+    stack::{Block, Fetch, Stack},
     tier::Tier,
 };
 use tokio::time::Instant;
 
-use super::{Delivered, count, period, tier_label};
+use super::{
+    Delivered,
+    ahead::{Ahead, Load, Loads},
+    count, period, tier_label,
+};
 use crate::{
     id::{LeaseId, SessionId},
-    limits::{
-        GET_BLOCKS_AHEAD, GET_BLOCKS_MAX, GET_BYTES_AHEAD, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX,
-    },
+    limits::{GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX},
     metrics::{Missed, ServerMetrics},
     node::Node,
 };
@@ -49,15 +49,18 @@ pub(crate) struct GetAsk<'a> {
 /// What comes next of a get.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// The block at a position.
-    Block(u32, Block),
+    /// A block is here.
+    Block(Ready),
     /// Positions from the first to before the second have no bytes.
     Miss(u32, u32, Missed),
 }
 
-/// One position of a get: what was found, and how long that took.
-struct Found {
-    fetch: Result<Fetch>,
+/// A block whose turn it is. Unless it [is verified](Block::is_verified), whoever sends it verifies it.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) position: u32,
+    pub(crate) block: Block,
+    /// How long it took to find.
     elapsed: Duration,
 }
 
@@ -69,7 +72,7 @@ pub(crate) struct GetFlow {
     parts: Arc<[u32]>,
     stop_at_miss: bool,
     deadline: Instant,
-    found: BoxStream<'static, Found>,
+    ahead: Ahead,
     /// What is asked for.
     asked: (Arc<Namespace>, Bytes),
     /// From where on the request is touched at its end. What a lease covers is not: its release does
@@ -78,15 +81,6 @@ pub(crate) struct GetFlow {
     delivered: Delivered,
     position: u32,
     count: u32,
-}
-
-/// How many blocks load ahead of the reader.
-fn blocks_ahead(layout: &BlockLayout) -> usize {
-    let (least, most) = GET_BLOCKS_AHEAD.into_inner();
-    // Of opaque blocks only the longest is known, which most are not.
-    let blocks =
-        if layout.is_opaque() { least } else { GET_BYTES_AHEAD / layout.block_bytes().max(1) };
-    usize::try_from(blocks.clamp(least, most)).unwrap_or(1)
 }
 
 impl GetFlow {
@@ -107,24 +101,21 @@ impl GetFlow {
         let declared = count(namespace.layout().parts().len());
         let wanted: Arc<[u32]> = ask.parts.into();
         let parts = if wanted.is_empty() { (0..declared).collect() } else { Arc::clone(&wanted) };
-        let ahead = blocks_ahead(namespace.layout());
         let loads = Loads {
             promotions: Arc::new(node.stack.promotions()),
             stack: node.stack.clone(),
             namespace,
             hashes: ask.hashes,
+            parts: wanted,
+            deadline,
         };
-        let found = stream::iter(0..blocks)
-            .map(move |position| loads.load(position, Arc::clone(&wanted), deadline))
-            .buffered(ahead)
-            .boxed();
         Ok(Self {
             stack: node.stack.clone(),
             metrics: node.metrics.clone(),
             parts,
             stop_at_miss: ask.stop_at_miss,
             deadline,
-            found,
+            ahead: Ahead::new(loads, blocks),
             asked,
             touch_from,
             delivered: Delivered::new(node.stack.clone()),
@@ -153,15 +144,32 @@ impl GetFlow {
         self.delivered.hand();
     }
 
-    /// The next block or miss, in order; none at the end.
+    /// The next block, verified, or miss, in order; none at the end.
     ///
     /// # Cancel safety
     /// Safe: what was loaded is returned by the next call.
     pub(crate) async fn next(&mut self) -> Result<Option<Step>> {
+        let step = self.next_unverified().await?;
+        Ok(step.map(|step| match step {
+            Step::Block(ready) if !self.is_right(&ready) => self.damaged(&ready),
+            Step::Block(ready) => {
+                self.deliver(&ready);
+                Step::Block(ready)
+            }
+            Step::Miss(..) => step,
+        }))
+    }
+
+    /// As [`next`](Self::next), but blocks are not verified yet: each is to be told to be
+    /// [delivered](Self::deliver) or [damaged](Self::damaged) before the next one is asked for.
+    ///
+    /// # Cancel safety
+    /// As that of [`next`](Self::next).
+    pub(crate) async fn next_unverified(&mut self) -> Result<Option<Step>> {
         if self.position > 0 && self.position < self.count && Instant::now() >= self.deadline {
             return Ok(Some(self.miss(self.position, self.count, Missed::Timeout)));
         }
-        let found = if self.position < self.count { self.found.next().await } else { None };
+        let found = if self.position < self.count { self.ahead.next().await } else { None };
         match found {
             Some(found) => self.take(found).map(Some),
             None => {
@@ -171,6 +179,26 @@ impl GetFlow {
                 Ok(None)
             }
         }
+    }
+
+    fn is_right(&self, ready: &Ready) -> bool {
+        let block = &ready.block;
+        block.is_verified() || self.parts.iter().all(|part| block.is_right(*part))
+    }
+
+    /// Counts a block that was verified.
+    pub(crate) fn deliver(&mut self, ready: &Ready) {
+        let Ready { block, elapsed, .. } = ready;
+        let lengths = self.parts.iter().filter_map(|part| block.part_len(*part));
+        let bytes = u64::try_from(lengths.sum::<usize>()).unwrap_or(u64::MAX);
+        self.delivered.block(block.tier(), bytes, *elapsed);
+        self.metrics.record_get(tier_label(block.tier()), bytes, *elapsed);
+    }
+
+    /// Takes a block that is not right out of use; returns the miss that it is instead.
+    pub(crate) fn damaged(&mut self, ready: &Ready) -> Step {
+        self.stack.quarantine(&ready.block);
+        self.miss(ready.position, self.position, Missed::Corrupt)
     }
 
     /// Counts the request as used, tail first, once.
@@ -184,7 +212,7 @@ impl GetFlow {
         Ok(())
     }
 
-    fn take(&mut self, found: Found) -> Result<Step> {
+    fn take(&mut self, found: Load) -> Result<Step> {
         let position = self.position;
         self.position = self.position.saturating_add(1);
         let missed = match found.fetch? {
@@ -192,8 +220,7 @@ impl GetFlow {
                 if block.tier() != Tier::Dram {
                     self.touch_from.get_or_insert(position);
                 }
-                self.deliver(&block, found.elapsed);
-                return Ok(Step::Block(position, block));
+                return Ok(Step::Block(Ready { position, block, elapsed: found.elapsed }));
             }
             Fetch::Pending => Missed::Pending,
             Fetch::Corrupt => Missed::Corrupt,
@@ -204,54 +231,10 @@ impl GetFlow {
         Ok(self.miss(position, self.position, missed))
     }
 
-    fn deliver(&mut self, block: &Block, elapsed: Duration) {
-        let lengths = self.parts.iter().filter_map(|part| block.part(*part));
-        let bytes: usize = lengths.map(|part| part.as_ref().len()).sum();
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        self.delivered.block(block.tier(), bytes, elapsed);
-        self.metrics.record_get(tier_label(block.tier()), bytes, elapsed);
-    }
-
     fn miss(&mut self, start: u32, end: u32, reason: Missed) -> Step {
         self.delivered.gap();
         self.metrics.record_missed(reason, u64::from(end.saturating_sub(start)));
         self.position = if self.stop_at_miss { self.count } else { end };
         Step::Miss(start, end, reason)
-    }
-}
-
-/// Loads the blocks of one get.
-struct Loads {
-    stack: Stack,
-    promotions: Arc<Promotions>,
-    namespace: Arc<Namespace>,
-    hashes: Bytes,
-}
-
-impl Loads {
-    fn load(
-        &self,
-        position: usize,
-        parts: Arc<[u32]>,
-        deadline: Instant,
-    ) -> impl Future<Output = Found> + Send + use<> {
-        let hash = self.hash(position);
-        let (stack, namespace) = (self.stack.clone(), Arc::clone(&self.namespace));
-        let promotions = Arc::clone(&self.promotions);
-        async move {
-            let started = Instant::now();
-            let fetch = match hash {
-                Ok(Some(hash)) => {
-                    stack.get_within(&promotions, &namespace, hash, &parts, deadline).await
-                }
-                Ok(None) => Ok(Fetch::Miss),
-                Err(why) => Err(why),
-            };
-            Found { fetch, elapsed: started.elapsed() }
-        }
-    }
-
-    fn hash(&self, position: usize) -> Result<Option<BlockHash>> {
-        Ok(Hashes::new(&self.hashes, self.namespace.hash_bytes())?.get(position))
     }
 }

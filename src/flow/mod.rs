@@ -3,6 +3,7 @@
 //! A path reads requests and writes answers in its own form; the flows check what was asked, load
 //! ahead, count, touch, watch over claims and wait for nvme. Neither knows the other's bytes.
 
+mod ahead;
 mod delivered;
 mod durable;
 mod get;
@@ -11,7 +12,7 @@ mod put;
 use std::time::Duration;
 
 pub(crate) use delivered::Delivered;
-pub(crate) use get::{GetAsk, GetFlow, Step};
+pub(crate) use get::{GetAsk, GetFlow, Ready, Step};
 pub(crate) use put::{GivenUp, PutAsk, PutFlow, Results, parent};
 
 use kvstrata_tiers::{

@@ -22,6 +22,7 @@
 //! Synchronous but for what reads, writes or removes copies on colder tiers. No lock is held across I/O.
 
 mod above;
+mod block;
 mod claim;
 mod clean;
 mod context;
@@ -52,8 +53,9 @@ use self::{
     above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight, room::Cadence,
 };
 pub use self::{
+    block::{Block, PartBytes},
     claim::{Claim, Offer},
-    load::{Block, Fetch, PartBytes},
+    load::Fetch,
     lookup::{Answer, Ask, Pin},
     piece::{Filled, Piece, PutOutcome, Span},
     promotions::Promotions,
@@ -67,7 +69,7 @@ use crate::{
     event::EventFeed,
     gpu::HostMemory,
     limits::CONTEXT_SHARE_DIVISOR,
-    map::Map,
+    map::{Hashed, Map},
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
     seldom::Seldom,
@@ -272,14 +274,48 @@ impl Stack {
             load::Read::Pending => Fetch::Pending,
             load::Read::Absent => Fetch::Miss,
         };
-        // Each rank reads its part of a block: together they use it once.
-        if let Fetch::Hit(block) = &fetch
-            && is_use
+        if is_use {
+            self.use_of(&fetch, at, parts);
+        }
+        Ok(fetch)
+    }
+
+    /// What dram says of a block at once, as [`get_within`](Self::get_within) would; none if a colder
+    /// tier has to be asked. A hit is not verified yet, so that whoever sends it can do so piece by
+    /// piece, just before the piece leaves; what is wrong is to be [quarantined](Self::quarantine).
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get).
+    pub fn get_dram(
+        &self,
+        namespace: &Arc<Namespace>,
+        hash: BlockHash,
+        parts: &[u32],
+    ) -> Result<Option<Fetch>> {
+        claim::check_parts(namespace, parts)?;
+        let at = self.shared.map.hashed(namespace.index(), hash);
+        let fetch = match self.shared.read(namespace, at) {
+            load::Read::Dram(block) => Fetch::Hit(block),
+            load::Read::Cold => return Ok(None),
+            load::Read::Pending => Fetch::Pending,
+            load::Read::Absent => Fetch::Miss,
+        };
+        self.use_of(&fetch, at, parts);
+        Ok(Some(fetch))
+    }
+
+    /// Takes a dram copy that failed verification out of use; the read of it is a miss.
+    pub fn quarantine(&self, block: &Block) {
+        self.shared.quarantine(self.shared.map.hashed(block.namespace.index(), block.hash), block);
+    }
+
+    /// Each rank reads its part of a block: together they use it once.
+    fn use_of(&self, fetch: &Fetch, at: Hashed, parts: &[u32]) {
+        if let Fetch::Hit(block) = fetch
             && (parts.is_empty() || parts.contains(&0))
         {
             self.shared.used(at, block);
         }
-        Ok(fetch)
     }
 
     /// Whether there is such a tier.

@@ -21,13 +21,17 @@ use crate::{
     client::{BulkPort, RETRY_AFTER_KEY, connect::timed_out, error_of, status::broken_contract},
 };
 
-/// Payload that the server may be ahead of us: a few blocks.
-const CREDIT_BYTES: u32 = 16 << 20;
-/// Payload after which it may send as much again.
-const CREDIT_STEP_BYTES: u32 = CREDIT_BYTES / 2;
+/// Payload that the server may be ahead of us, at least: less than a core's share of the cache, because
+/// what has left it is read from memory twice more.
+const CREDIT_BYTES_MIN: u32 = 1 << 20;
+/// And at most: a few blocks.
+const CREDIT_BYTES_MAX: u32 = 16 << 20;
+/// What a network carries in a microsecond, in bytes: 100 Gbit/s.
+const BYTES_PER_MICROSECOND: u128 = 12_500;
 
 pub(super) type Reader = Input<Box<dyn AsyncRead + Send + Unpin>>;
 pub(super) type Writer = Box<dyn AsyncWrite + Send + Unpin>;
+type Io = (Box<dyn AsyncRead + Send + Unpin>, Writer);
 
 /// See the module.
 pub(in crate::client) struct Connection {
@@ -40,8 +44,23 @@ pub(in crate::client) struct Connection {
     pub(super) payload_bytes_max: usize,
     /// The number of the latest request.
     request: u32,
+    /// Payload that the server may be ahead of us.
+    credit: u32,
     /// Bytes that were taken and not given credit for.
     owed: u32,
+}
+
+/// The other end is on this host, where there is no network to keep busy.
+fn is_here(io: &TcpStream) -> bool {
+    let ends = (io.local_addr(), io.peer_addr());
+    matches!(ends, (Ok(ours), Ok(theirs)) if ours.ip() == theirs.ip())
+}
+
+/// A credit that keeps a network busy for as long as it takes to be given again.
+fn credit_of(round_trip: Duration) -> u32 {
+    let bytes = BYTES_PER_MICROSECOND.saturating_mul(round_trip.as_micros());
+    let bytes = u32::try_from(bytes).unwrap_or(CREDIT_BYTES_MAX);
+    bytes.clamp(CREDIT_BYTES_MIN, CREDIT_BYTES_MAX)
 }
 
 impl Connection {
@@ -52,7 +71,8 @@ impl Connection {
         {
             let (from, to) = io.into_split();
             // Another server may have a socket of that name here.
-            let greeted = Self::greet((Box::new(from), Box::new(to)), port, session).await;
+            let io: Io = (Box::new(from), Box::new(to));
+            let greeted = Self::greet(io, CREDIT_BYTES_MIN, port, session).await;
             if greeted.is_ok() || port.tcp.is_empty() {
                 return greeted;
             }
@@ -60,17 +80,16 @@ impl Connection {
         if port.tcp.is_empty() {
             return Err(lost(io::ErrorKind::NotFound.into()));
         }
+        // The other side's kernel answers at once, whatever its server does.
+        let asked = Instant::now();
         let io = TcpStream::connect(&port.tcp).await.map_err(lost)?;
+        let credit = if is_here(&io) { CREDIT_BYTES_MIN } else { credit_of(asked.elapsed()) };
         io.set_nodelay(true).map_err(lost)?;
         let (from, to) = io.into_split();
-        Self::greet((Box::new(from), Box::new(to)), port, session).await
+        Self::greet((Box::new(from), Box::new(to)), credit, port, session).await
     }
 
-    async fn greet(
-        (from, to): (Box<dyn AsyncRead + Send + Unpin>, Writer),
-        port: &BulkPort,
-        session: &Bytes,
-    ) -> Result<Self> {
+    async fn greet((from, to): Io, credit: u32, port: &BulkPort, session: &Bytes) -> Result<Self> {
         const DOING: &str = "connect to the bulk port";
         let mut connection = Self {
             from: Input::new(from),
@@ -80,11 +99,12 @@ impl Connection {
             instance: port.instance.clone(),
             payload_bytes_max: 0,
             request: 0,
+            credit,
             owed: 0,
         };
         let (version, token) = (VERSION, Bytes::new());
         let session = <[u8; ID_BYTES]>::try_from(session.as_ref()).unwrap_or_default();
-        let hello = Hello { version, credit: CREDIT_BYTES, session, token };
+        let hello = Hello { version, credit, session, token };
         connection.out.push(|heads| hello.push(heads));
         connection.out.flush(&mut connection.to).await?;
         let header = connection.from.header().await?;
@@ -129,7 +149,7 @@ impl Connection {
     /// Payload has been taken: lets the server send as much again, now and then.
     pub(super) async fn took(&mut self, bytes: u32) -> Result<()> {
         self.owed = self.owed.saturating_add(bytes);
-        if self.owed < CREDIT_STEP_BYTES {
+        if self.owed < self.credit / 2 {
             return Ok(());
         }
         let owed = std::mem::take(&mut self.owed);
@@ -166,4 +186,23 @@ pub(super) fn refusal(doing: &str, body: Bytes) -> Error {
         status.metadata_mut().insert(RETRY_AFTER_KEY, retry_after_ms.into());
     }
     error_of(doing, &status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credit_keeps_a_network_busy_and_a_cache_warm() {
+        for (micros, credit) in [
+            (0, CREDIT_BYTES_MIN),
+            (40, CREDIT_BYTES_MIN),
+            (200, 2_500_000),
+            (1_000, 12_500_000),
+            (50_000, CREDIT_BYTES_MAX),
+            (u64::MAX, CREDIT_BYTES_MAX),
+        ] {
+            assert_eq!(credit_of(Duration::from_micros(micros)), credit, "{micros} us");
+        }
+    }
 }

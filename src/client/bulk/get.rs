@@ -1,5 +1,5 @@
-//! A get over the bulk port: payload is read into one buffer for each block, which is used again if
-//! nobody has kept it.
+//! A get over the bulk port: payload is read into the sink's own memory where it lends some, else into
+//! one buffer for each part, which is used again if nobody has kept it; and hashed as it comes.
 
 use std::time::Duration;
 
@@ -7,16 +7,23 @@ use kvstrata_proto::v1;
 use kvstrata_tiers::error::Result;
 use tokio::time::Instant;
 
-use super::connection::{Connection, next_header, refusal};
+use super::connection::{Connection, Reader, next_header, refusal};
 use crate::{
     bulk::{
         body::{Get, ID_BYTES, Place, STOP_AT_MISS, read_miss},
         frame::Kind,
     },
-    client::{GetSink, assemble::Assembler, lookup::tier_of, status::broken_contract},
+    client::{
+        GetSink,
+        assemble::{Assembler, Piece},
+        lookup::tier_of,
+        status::broken_contract,
+    },
 };
 
 const DOING: &str = "get";
+/// Bytes read into a sink's memory before they are hashed: they are still in the cache then.
+const SLICE_BYTES: usize = 256 << 10;
 
 /// Asks for blocks and hands what comes to the assembler, to the end.
 pub(in crate::client) async fn get<S: GetSink>(
@@ -43,19 +50,26 @@ pub(in crate::client) async fn get<S: GetSink>(
             Kind::Block => {
                 let place = Place::read(&connection.from.fixed(&header).await?);
                 let bytes = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
-                let mut data = assembler.buffer(bytes);
-                connection.from.append(&mut data, bytes).await?;
                 let tier = v1::Tier::try_from(i32::from(header.flags)).ok().and_then(tier_of);
                 let tier = tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))?;
-                let piece = v1::PartData {
+                let piece = Piece {
                     index: place.position,
                     part: place.part,
-                    offset: place.offset,
-                    data: data.freeze(),
+                    offset: place.offset as usize,
+                    bytes,
+                    part_bytes: place.part_bytes as usize,
                     checksum: place.checksum,
-                    part_bytes: place.part_bytes,
                 };
-                assembler.piece(piece, tier, sink)?;
+                assembler.begin(&piece, tier)?;
+                if let Some(room) = assembler.room(&piece, sink) {
+                    for slice in room.chunks_mut(SLICE_BYTES) {
+                        connection.from.exactly(slice).await?;
+                        assembler.landed(slice);
+                    }
+                } else {
+                    read(&mut connection.from, assembler, bytes).await?;
+                }
+                assembler.end(&piece, sink);
                 connection.took(header.payload_bytes).await?;
             }
             Kind::Miss => {
@@ -68,4 +82,17 @@ pub(in crate::client) async fn get<S: GetSink>(
             _ => return Err(broken_contract(DOING, "a frame that does not answer a get")),
         }
     }
+}
+
+/// Reads a piece into a buffer of ours.
+async fn read(from: &mut Reader, assembler: &mut Assembler<'_>, bytes: usize) -> Result<()> {
+    let mut left = bytes;
+    while left > 0
+        && let Some(buffer) = assembler.buffer()
+    {
+        let read = from.append_some(buffer, left).await?;
+        assembler.filled(read);
+        left = left.saturating_sub(read);
+    }
+    Ok(())
 }

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 pub(super) use put::{Batch, put};
 use tokio::time::{Instant, timeout};
 
-use super::{BulkPort, Client, Path, connect::timed_out};
+use super::{BulkPort, Client, Path, breaker::Breaker, connect::timed_out};
 use crate::limits::BULK_IDLE_MAX;
 
 /// Connections that are kept for the next get or put.
@@ -27,8 +27,7 @@ const IDLE_MAX: usize = 16;
 /// How long a connection is kept: shorter than the server does, so that it is not closed under a
 /// request.
 const KEPT: Duration = Duration::from_secs(BULK_IDLE_MAX.as_secs() / 2);
-/// How long a port is left alone that could not be reached.
-const AWAY: Duration = Duration::from_secs(30);
+const DIAL: &str = "connect to the bulk port";
 /// Longest time to connect while there is another way.
 const DIAL_DEADLINE: Duration = Duration::from_secs(1);
 
@@ -36,8 +35,8 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Pool {
     idle: Mutex<Vec<Idle>>,
-    /// Until when the port is left alone.
-    away_until: Mutex<Option<Instant>>,
+    /// Whether the port can be reached, while there is another way.
+    breaker: Breaker,
 }
 
 struct Idle {
@@ -84,23 +83,17 @@ impl Client {
         if let Some(connection) = pool.take(session, &port) {
             return Ok(Some(connection));
         }
-        let is_away = pool.away_until.lock().is_some_and(|until| until > Instant::now());
-        if is_away && !must {
+        if must {
+            return dial(&port, session, self.options().connect_deadline).await.map(Some);
+        }
+        if pool.breaker.admit(DIAL).is_err() {
             return Ok(None);
         }
-        let deadline = self.options().connect_deadline;
-        let deadline = if must { deadline } else { deadline.min(DIAL_DEADLINE) };
-        let dialled = timeout(deadline, Connection::dial(&port, session)).await;
-        match dialled
-            .unwrap_or_else(|_elapsed| Err(timed_out("connect to the bulk port", deadline)))
-        {
+        let deadline = self.options().connect_deadline.min(DIAL_DEADLINE);
+        match pool.breaker.note(dial(&port, session, deadline).await) {
             Ok(connection) => Ok(Some(connection)),
-            Err(error) if must => Err(error),
             Err(error) => {
-                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
-                    tracing::info!(%error, "bulk port not reached, blocks go over gRPC");
-                    *pool.away_until.lock() = Some(Instant::now() + AWAY);
-                }
+                tracing::info!(%error, "bulk port not reached, blocks go over gRPC");
                 Ok(None)
             }
         }
@@ -109,5 +102,12 @@ impl Client {
     /// Keeps a connection whose request is answered for the next one.
     pub(super) fn keep_bulk(&self, connection: Connection) {
         self.shared.bulk.give_back(connection);
+    }
+}
+
+async fn dial(port: &BulkPort, session: &Bytes, deadline: Duration) -> Result<Connection> {
+    match timeout(deadline, Connection::dial(port, session)).await {
+        Ok(dialled) => dialled,
+        Err(_elapsed) => Err(timed_out(DIAL, deadline)),
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    ops::Range,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -12,10 +11,9 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{Promotions, Shared, remove::Gone, verbs::slot_bytes_of};
+use super::{Block, Promotions, Shared, remove::Gone, verbs::slot_bytes_of};
 use crate::{
-    block::{BlockHash, BlockKey},
-    checksum::part_checksum,
+    block::BlockKey,
     dram::{BlockWriter, Payload, seal, slot_bytes},
     error::Result,
     map::{Checksums, Guest, Hashed, Location, Map, stored},
@@ -27,69 +25,6 @@ use crate::{
 
 /// Places at which a block is looked for on one tier: one that is moved again and again is not read.
 const PLACES_MAX: usize = 3;
-
-/// A readable block. Its memory stays as it is while this exists.
-#[derive(Debug, Clone)]
-pub struct Block {
-    namespace: Arc<Namespace>,
-    payload: Payload,
-    checksums: Checksums,
-    tier: Tier,
-    /// Dram has it from the object tier, and nvme does not.
-    is_guest: bool,
-}
-
-impl Block {
-    /// The tier it was read from.
-    #[must_use]
-    pub fn tier(&self) -> Tier {
-        self.tier
-    }
-
-    /// Bytes of the whole block.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a block is never empty")]
-    pub fn len(&self) -> usize {
-        self.payload.as_ref().len()
-    }
-
-    /// One declared part, without copying.
-    #[must_use]
-    pub fn part(&self, part: u32) -> Option<PartBytes> {
-        let part = usize::try_from(part).ok()?;
-        let range = self.namespace.layout().range(part, self.len())?;
-        let checksum = self.checksums.get(part)?;
-        Some(PartBytes { payload: self.payload.clone(), range, checksum })
-    }
-}
-
-/// The bytes of one part in the arena, with their checksum. Holding it pins the block.
-#[derive(Debug, Clone)]
-pub struct PartBytes {
-    payload: Payload,
-    range: Range<usize>,
-    checksum: u64,
-}
-
-impl PartBytes {
-    /// A whole block, without its checksums.
-    pub(super) fn whole(payload: Payload) -> Self {
-        let range = 0..payload.as_ref().len();
-        Self { payload, range, checksum: 0 }
-    }
-
-    /// The checksum made where the bytes entered.
-    #[must_use]
-    pub fn checksum(&self) -> u64 {
-        self.checksum
-    }
-}
-
-impl AsRef<[u8]> for PartBytes {
-    fn as_ref(&self) -> &[u8] {
-        self.payload.as_ref().get(self.range.clone()).unwrap_or_default()
-    }
-}
 
 /// The outcome of a get.
 #[derive(Debug)]
@@ -235,10 +170,12 @@ impl Shared {
             entry.read = true;
             let block = Block {
                 namespace: Arc::clone(namespace),
+                hash: at.key.hash,
                 payload,
                 checksums: entry.checksums.clone(),
                 tier: Tier::Dram,
                 is_guest: entry.guest != Guest::No,
+                is_verified: false,
             };
             (Read::Dram(block), Some(unread))
         });
@@ -249,8 +186,8 @@ impl Shared {
     }
 
     /// Verifies the parts asked for (all if empty) of a dram copy; what fails is quarantined.
-    pub(super) fn verified(&self, at: Hashed, block: Block, parts: &[u32]) -> Fetch {
-        if block.is_right(&at.key.hash, parts) {
+    pub(super) fn verified(&self, at: Hashed, mut block: Block, parts: &[u32]) -> Fetch {
+        if block.verify(parts) {
             return Fetch::Hit(block);
         }
         self.quarantine(at, &block);
@@ -258,7 +195,7 @@ impl Shared {
     }
 
     /// Takes a damaged dram copy out of use. A colder copy, if there is one, is read next time.
-    fn quarantine(&self, at: Hashed, block: &Block) {
+    pub(super) fn quarantine(&self, at: Hashed, block: &Block) {
         self.metrics.corrupt(block.tier).inc();
         self.corrupt_blocks.fetch_add(1, Ordering::Relaxed);
         tracing::error!(
@@ -344,8 +281,10 @@ impl Shared {
         };
         let (tier, checksums) = (store.tier(), copy.checksums.clone());
         let (namespace, is_guest) = (Arc::clone(namespace), tier == Tier::Object);
-        let block = Block { namespace, payload, checksums, tier, is_guest };
-        if block.is_right(&at.key.hash, &[]) {
+        let hash = at.key.hash;
+        let mut block =
+            Block { namespace, hash, payload, checksums, tier, is_guest, is_verified: false };
+        if block.verify(&[]) {
             if may_stay {
                 self.promote(at, slot, &block);
             }
@@ -463,18 +402,5 @@ impl Shared {
         drop(
             self.forget_copies(namespace, vec![Gone::from_tier(at, store.tier(), location)]).await,
         );
-    }
-}
-
-impl Block {
-    fn is_right(&self, hash: &BlockHash, parts: &[u32]) -> bool {
-        let id = self.namespace.id();
-        let declared = (0_u32..).zip(self.namespace.layout().parts());
-        let mut asked = declared.filter(|(part, _)| parts.is_empty() || parts.contains(part));
-        asked.all(|(part, spec)| {
-            self.part(part).is_some_and(|bytes| {
-                part_checksum(id, hash, spec.group, spec.rank, bytes.as_ref()) == bytes.checksum
-            })
-        })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Shared, load::PartBytes};
+use super::{PartBytes, Shared};
 use crate::{
     block::Hashes,
     dram::{Payload, slot_bytes},
