@@ -42,14 +42,39 @@ pub enum MissReason {
 
 /// Receives what a get delivers, in the order asked. Each position is reported exactly once, except
 /// that nothing is reported after the end of a get that failed or stopped at a miss.
+///
+/// A sink may lend memory of its own, and then bytes go there straight from the connection. They are
+/// verified where they lie: they count once [`block`](Self::block) has been called for their position, and
+/// are anything until then and after a miss.
 pub trait GetSink {
+    /// The memory for one piece, of exactly its length; none has it come with the block. The answer
+    /// must be the same for all pieces of a part.
+    fn room(&mut self, _place: PiecePlace) -> Option<&mut [u8]> {
+        None
+    }
     /// A whole, verified block.
     fn block(&mut self, block: FetchedBlock<'_>);
     /// The blocks at `positions` are not to be had.
     fn miss(&mut self, positions: Range<u32>, reason: MissReason);
 }
 
-/// One verified block: its parts in the order asked, each in one or more pieces.
+/// Where a piece belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PiecePlace {
+    /// Position of its block in the list that was asked for.
+    pub position: u32,
+    /// Which of the parts that were asked for, from 0 on.
+    pub part: usize,
+    /// Where it begins in its part, in bytes.
+    pub offset: usize,
+    /// Its length, in bytes.
+    pub bytes: usize,
+    /// Bytes of the whole part.
+    pub part_bytes: usize,
+}
+
+/// One verified block: its parts in the order asked, each in one or more pieces, or in none if it lies
+/// in the sink's own memory.
 #[derive(Debug)]
 pub struct FetchedBlock<'a> {
     /// Position in the list that was asked for.
@@ -58,6 +83,7 @@ pub struct FetchedBlock<'a> {
     pub hash: BlockHash,
     /// Where the bytes were read from.
     pub tier: Tier,
+    bytes: usize,
     pieces: &'a [Bytes],
     part_ends: &'a [usize],
 }
@@ -76,10 +102,10 @@ impl FetchedBlock<'_> {
         self.pieces
     }
 
-    /// Bytes of the parts asked for.
+    /// Bytes of the parts asked for, wherever they lie.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.pieces.iter().map(Bytes::len).sum()
+        self.bytes
     }
 
     /// Whether it has no bytes, which only a value in an opaque namespace may.
@@ -149,13 +175,30 @@ pub(super) struct Assembler<'a> {
     spare: Vec<BytesMut>,
 }
 
+/// What a piece says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) index: u32,
+    pub(super) part: u32,
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+    /// Bytes of the whole part; 0 if this is all of it.
+    pub(super) part_bytes: usize,
+    pub(super) checksum: u64,
+}
+
 /// A block of which something has come.
 struct Current {
     hash: BlockHash,
     tier: Tier,
+    /// Bytes of all its parts so far.
+    bytes: usize,
     pieces: Vec<Bytes>,
     part_ends: Vec<usize>,
+    /// Bytes of the current part that have come or are coming.
     received: usize,
+    /// Bytes of all of it.
+    whole: usize,
     checksum: u64,
     hasher: Option<PartHasher>,
     damaged: bool,
@@ -183,23 +226,39 @@ impl<'a> Assembler<'a> {
         }
     }
 
-    /// Takes the next piece.
+    /// Takes the next piece, which has come in memory of its own.
     pub(super) fn piece(
         &mut self,
-        piece: v1::PartData,
+        piece: &Piece,
+        data: Bytes,
         tier: Tier,
         sink: &mut impl GetSink,
     ) -> Result<()> {
+        self.begin(piece, tier)?;
+        match self.room(piece, sink) {
+            Some(room) => {
+                room.copy_from_slice(&data);
+                self.landed(&data);
+            }
+            None => self.keep(data),
+        }
+        self.end(piece, sink);
+        Ok(())
+    }
+
+    /// A piece comes: checks that it is the one that is due. Its bytes are then either all
+    /// [landed](Self::landed) or [kept](Self::keep), and then it [ends](Self::end).
+    pub(super) fn begin(&mut self, piece: &Piece, tier: Tier) -> Result<()> {
         if piece.index != self.next {
             return Err(self.out_of_order("block", piece.index));
         }
         let hash = self.hashes.get(piece.index as usize);
         let hash = hash.ok_or_else(|| self.out_of_order("block", piece.index))?;
         let current = self.current.get_or_insert_with(|| Current::new(hash, tier));
-        let Some((part, spec)) = self.parts.get(current.part_ends.len()).copied() else {
+        let Some((part, _)) = self.parts.get(current.part_ends.len()).copied() else {
             return Err(broken_contract(DOING, "more parts of a block than asked for"));
         };
-        if piece.part != part || piece.offset as usize != current.received {
+        if piece.part != part || piece.offset != current.received {
             return Err(broken_contract(
                 DOING,
                 &format!(
@@ -208,10 +267,55 @@ impl<'a> Assembler<'a> {
                 ),
             ));
         }
-        if current.take(self.namespace, spec, piece)? {
+        current.begin(piece)
+    }
+
+    /// Where the sink wants the piece that has begun, if it has memory for it.
+    pub(super) fn room<'s>(
+        &mut self,
+        piece: &Piece,
+        sink: &'s mut impl GetSink,
+    ) -> Option<&'s mut [u8]> {
+        let (_, spec) = self.due()?;
+        let current = self.current.as_mut()?;
+        let place = PiecePlace {
+            position: self.base + piece.index,
+            part: current.part_ends.len(),
+            offset: piece.offset,
+            bytes: piece.bytes,
+            part_bytes: current.whole,
+        };
+        let room = sink.room(place).filter(|room| room.len() == piece.bytes)?;
+        current.hasher(self.namespace, spec);
+        Some(room)
+    }
+
+    /// Bytes of the piece that has begun lie in the sink's memory now.
+    pub(super) fn landed(&mut self, bytes: &[u8]) {
+        if let (Some((_, spec)), Some(current)) = (self.due(), &mut self.current) {
+            current.hasher(self.namespace, spec).update(bytes);
+        }
+    }
+
+    /// All bytes of the piece that has begun, in memory of their own.
+    pub(super) fn keep(&mut self, data: Bytes) {
+        if let (Some((_, spec)), Some(current)) = (self.due(), &mut self.current) {
+            current.keep(self.namespace, spec, data);
+        }
+    }
+
+    /// The piece that has begun is complete.
+    pub(super) fn end(&mut self, piece: &Piece, sink: &mut impl GetSink) {
+        let (Some((_, spec)), Some(current)) = (self.due(), &mut self.current) else { return };
+        current.checksum = piece.checksum;
+        if current.received == current.whole {
             self.end_part(spec, sink);
         }
-        Ok(())
+    }
+
+    /// The part that comes next or has begun.
+    fn due(&self) -> Option<(u32, PartSpec)> {
+        self.parts.get(self.current.as_ref()?.part_ends.len()).copied()
     }
 
     /// Takes a range of misses.
@@ -258,6 +362,7 @@ impl<'a> Assembler<'a> {
             position,
             hash: current.hash,
             tier: current.tier,
+            bytes: current.bytes,
             pieces: &current.pieces,
             part_ends: &current.part_ends,
         };
@@ -278,45 +383,45 @@ impl Current {
         Self {
             hash,
             tier,
+            bytes: 0,
             pieces: Vec::with_capacity(1),
             part_ends: Vec::with_capacity(1),
             received: 0,
+            whole: 0,
             checksum: 0,
             hasher: None,
             damaged: false,
         }
     }
 
-    /// Keeps a piece and returns whether its part is complete. Hashing starts with the second
-    /// piece, because most parts come whole and are hashed at once.
-    fn take(
-        &mut self,
-        namespace: &NamespaceId,
-        spec: PartSpec,
-        piece: v1::PartData,
-    ) -> Result<bool> {
-        let whole = match piece.part_bytes as usize {
-            0 => self.received + piece.data.len(),
-            part_bytes => part_bytes,
-        };
-        self.received += piece.data.len();
-        if self.received > whole || whole as u64 > PART_BYTES_MAX {
-            let received = self.received;
+    /// A piece comes: it must fit its part.
+    fn begin(&mut self, piece: &Piece) -> Result<()> {
+        self.received += piece.bytes;
+        self.bytes += piece.bytes;
+        self.whole = if piece.part_bytes == 0 { self.received } else { piece.part_bytes };
+        if self.received > self.whole || self.whole as u64 > PART_BYTES_MAX {
+            let (received, whole) = (self.received, self.whole);
             return Err(broken_contract(DOING, &format!("{received} of {whole} bytes of a part")));
         }
-        self.checksum = piece.checksum;
+        Ok(())
+    }
+
+    /// Hashes the part as it comes.
+    fn hasher(&mut self, namespace: &NamespaceId, spec: PartSpec) -> &mut PartHasher {
+        let hash = self.hash;
+        self.hasher.get_or_insert_with(|| PartHasher::new(namespace, &hash, spec.group, spec.rank))
+    }
+
+    /// Keeps a piece. Hashing starts with the second one, because most parts come whole and are
+    /// hashed at once.
+    fn keep(&mut self, namespace: &NamespaceId, spec: PartSpec, data: Bytes) {
         if self.pieces.len() > self.part_ends.last().copied().unwrap_or(0) {
-            let hash = self.hash;
-            let earlier = self.pieces.last();
-            let hasher = self.hasher.get_or_insert_with(|| {
-                let mut hasher = PartHasher::new(namespace, &hash, spec.group, spec.rank);
-                hasher.update(earlier.map_or(&[], |piece| piece));
-                hasher
-            });
-            hasher.update(&piece.data);
+            let earlier = self.hasher.is_none().then(|| self.pieces.last().cloned()).flatten();
+            let hasher = self.hasher(namespace, spec);
+            hasher.update(earlier.as_deref().unwrap_or_default());
+            hasher.update(&data);
         }
-        self.pieces.push(piece.data);
-        Ok(self.received == whole)
+        self.pieces.push(data);
     }
 
     fn end_part(&mut self, namespace: &NamespaceId, spec: PartSpec) {

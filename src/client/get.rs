@@ -12,7 +12,7 @@ use tonic::Streaming;
 
 use super::{
     GetSink, GetSummary, Handle, HashList, Lease,
-    assemble::Assembler,
+    assemble::{Assembler, Piece},
     bulk,
     connect::{timed_out, within},
     lookup::{millis, tier_of},
@@ -136,7 +136,17 @@ fn take<S: GetSink>(message: Message, assembler: &mut Assembler<'_>, sink: &mut 
         Message::Data(data) => {
             let tier = tier_of(data.tier());
             let tier = tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))?;
-            data.parts.into_iter().try_for_each(|piece| assembler.piece(piece, tier, sink))
+            data.parts.into_iter().try_for_each(|part| {
+                let piece = Piece {
+                    index: part.index,
+                    part: part.part,
+                    offset: part.offset as usize,
+                    bytes: part.data.len(),
+                    part_bytes: part.part_bytes as usize,
+                    checksum: part.checksum,
+                };
+                assembler.piece(&piece, part.data, tier, sink)
+            })
         }
     }
 }

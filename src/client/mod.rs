@@ -34,7 +34,7 @@ mod stats;
 mod status;
 mod verbs;
 
-pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason};
+pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason, PiecePlace};
 pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX, Path};
 pub use get::GetOptions;
 pub use hashes::HashList;

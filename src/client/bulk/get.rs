@@ -1,5 +1,5 @@
-//! A get over the bulk port: payload is read into one buffer for each block, which is used again if
-//! nobody has kept it.
+//! A get over the bulk port: payload is read into the sink's own memory where it lends some, else into
+//! one buffer for each block, which is used again if nobody has kept it.
 
 use std::time::Duration;
 
@@ -13,10 +13,17 @@ use crate::{
         body::{Get, ID_BYTES, Place, STOP_AT_MISS, read_miss},
         frame::Kind,
     },
-    client::{GetSink, assemble::Assembler, lookup::tier_of, status::broken_contract},
+    client::{
+        GetSink,
+        assemble::{Assembler, Piece},
+        lookup::tier_of,
+        status::broken_contract,
+    },
 };
 
 const DOING: &str = "get";
+/// Bytes read into a sink's memory before they are hashed: they are still in the cache then.
+const SLICE_BYTES: usize = 256 << 10;
 
 /// Asks for blocks and hands what comes to the assembler, to the end.
 pub(in crate::client) async fn get<S: GetSink>(
@@ -43,19 +50,28 @@ pub(in crate::client) async fn get<S: GetSink>(
             Kind::Block => {
                 let place = Place::read(&connection.from.fixed(&header).await?);
                 let bytes = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
-                let mut data = assembler.buffer(bytes);
-                connection.from.append(&mut data, bytes).await?;
                 let tier = v1::Tier::try_from(i32::from(header.flags)).ok().and_then(tier_of);
                 let tier = tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))?;
-                let piece = v1::PartData {
+                let piece = Piece {
                     index: place.position,
                     part: place.part,
-                    offset: place.offset,
-                    data: data.freeze(),
+                    offset: place.offset as usize,
+                    bytes,
+                    part_bytes: place.part_bytes as usize,
                     checksum: place.checksum,
-                    part_bytes: place.part_bytes,
                 };
-                assembler.piece(piece, tier, sink)?;
+                assembler.begin(&piece, tier)?;
+                if let Some(room) = assembler.room(&piece, sink) {
+                    for slice in room.chunks_mut(SLICE_BYTES) {
+                        connection.from.exactly(slice).await?;
+                        assembler.landed(slice);
+                    }
+                } else {
+                    let mut data = assembler.buffer(bytes);
+                    connection.from.append(&mut data, bytes).await?;
+                    assembler.keep(data.freeze());
+                }
+                assembler.end(&piece, sink);
                 connection.took(header.payload_bytes).await?;
             }
             Kind::Miss => {
