@@ -60,6 +60,16 @@ tests() {
   { cargo test --workspace --locked 2>&1 1>&3 | tee "$test_errors" >&2; } 3>&1
 }
 
+# Installs the package as a user does, but with what is compiled already.
+python_package() {
+  PATH="$PWD/.venv/bin:$PATH" .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+    --no-input --no-deps --no-build-isolation \
+    --config-settings build-args='--profile dev --locked' ./python
+  .venv/bin/mypy python/tests benches/python_get_into.py
+  (cd python && ../.venv/bin/stubtest kvstrata)
+  .venv/bin/pytest --quiet python/tests
+}
+
 docs() {
   RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 }
@@ -73,3 +83,4 @@ part 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
 part 'without rocksdb' cargo check --workspace --no-default-features --locked
 part 'docs' docs
 part 'tests' tests
+part 'python package' python_package
