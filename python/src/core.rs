@@ -121,8 +121,19 @@ impl Core {
         })
     }
 
-    /// Runs a call to its end, for at most `deadline` if there is one.
+    /// Runs a call to its end, for at most `deadline` if there is one, and gives back what it held.
     pub(crate) fn run<T: Send>(
+        &self,
+        py: Python<'_>,
+        deadline: Option<Duration>,
+        call: impl Future<Output = Result<T>> + Send,
+    ) -> PyResult<T> {
+        let done = self.drive(py, deadline, call);
+        self.bin.empty(py);
+        done
+    }
+
+    fn drive<T: Send>(
         &self,
         py: Python<'_>,
         deadline: Option<Duration>,
@@ -143,7 +154,6 @@ impl Core {
                     }
                 })
             });
-            self.bin.empty(py);
             match step {
                 Some(Some(done)) => return done.map_err(|error| errors::raised(py, &error)),
                 Some(None) => py.check_signals()?,

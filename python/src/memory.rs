@@ -14,7 +14,7 @@ use std::{ops::Range, ptr::NonNull, slice, sync::Arc};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use pyo3::{buffer::PyUntypedBuffer, exceptions::PyTypeError, prelude::*};
+use pyo3::{buffer::PyUntypedBuffer, exceptions::PyTypeError, prelude::*, types::PyMemoryView};
 
 use crate::errors;
 
@@ -138,7 +138,7 @@ impl AsRef<[u8]> for Lent {
 
 /// A copy of the bytes of `object`; none if it has no buffer.
 pub(crate) fn copy(object: &Bound<'_, PyAny>) -> PyResult<Option<Bytes>> {
-    let buffer = match PyUntypedBuffer::get(object) {
+    let buffer = match buffer_of(object) {
         Ok(buffer) => buffer,
         Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => return Ok(None),
         Err(error) => return Err(error),
@@ -166,12 +166,12 @@ fn take(
         let refuse = |what: &str| {
             errors::invalid(py, &format!("{name}: {index} is {} and {what}", kind_of(&object)))
         };
-        let buffer = match PyUntypedBuffer::get(&object) {
+        let buffer = match buffer_of(&object) {
             Ok(buffer) => buffer,
-            Err(_) => {
+            Err(_no_buffer) => {
                 let memory = memory_of(&object)
                     .map_err(|error| refuse(&format!("has no buffer: {}", error.value(py))))?;
-                PyUntypedBuffer::get(&memory)?
+                buffer_of(&memory)?
             }
         };
         if !buffer.is_c_contiguous() {
@@ -184,6 +184,13 @@ fn take(
     }
     let places = buffers.iter().map(Place::of).collect();
     Ok((places, Arc::new(Loan { buffers, bin: Arc::clone(bin) })))
+}
+
+/// The buffer of an object, through a view: some objects, such as arrays of ctypes, do not say how their
+/// elements lie, and a view always does.
+fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    let view = PyMemoryView::from(object)?;
+    PyUntypedBuffer::get(view.as_any())
 }
 
 /// The memory of a tensor, as an object with a buffer.

@@ -80,6 +80,16 @@ impl Namespace {
         Ok((opened, asked))
     }
 
+    fn sink(opened: &Opened, asked: &Asked, buffers: &Bound<'_, PyAny>) -> PyResult<Into> {
+        let (py, bin) = (buffers.py(), &opened.core.bin);
+        let sink = Rooms::take(buffers, bin)
+            .and_then(|rooms| Into::new(py, rooms, &asked.parts, asked.hashes.len()));
+        if sink.is_err() {
+            bin.empty(py);
+        }
+        sink
+    }
+
     fn batch(
         &self,
         opened: &Opened,
@@ -93,9 +103,10 @@ impl Namespace {
         Ok(PutBatch {
             hashes: hashes(given, self.hash_bytes)?,
             parts: Parts::chosen(py, &opened.handle, parts)?.indices,
-            values: lend(values, &opened.core.bin)?,
             parent: self.parent(py, parent)?,
             durable,
+            // The last one: what comes behind it could not fail without holding them.
+            values: lend(values, &opened.core.bin)?,
         })
     }
 
@@ -225,8 +236,7 @@ impl Namespace {
         timeout: Option<f64>,
     ) -> PyResult<GetResult> {
         let (opened, asked) = self.asked(hashes, parts, lease, stop_at_miss, timeout)?;
-        let rooms = Rooms::take(buffers, &opened.core.bin)?;
-        let mut sink = Into::new(py, rooms, &asked.parts, asked.hashes.len())?;
+        let mut sink = Self::sink(opened, &asked, buffers)?;
         let getting = opened.handle.get(&asked.hashes, asked.options(), &mut sink);
         let ended = opened.core.run(py, asked.timeout, getting);
         let result = sink.end(ended.as_ref().ok());
@@ -255,8 +265,7 @@ impl Namespace {
         tag: Option<Py<PyAny>>,
     ) -> PyResult<Py<Request>> {
         let (opened, asked) = self.asked(hashes, parts, lease, stop_at_miss, timeout)?;
-        let rooms = Rooms::take(buffers, &opened.core.bin)?;
-        let mut sink = Into::new(py, rooms, &asked.parts, asked.hashes.len())?;
+        let mut sink = Self::sink(opened, &asked, buffers)?;
         let handle = opened.handle.clone();
         Request::start(py, &opened.core, Tell { queue, tag }, |turn| async move {
             let getting = handle.get(&asked.hashes, asked.options(), &mut sink);
@@ -280,9 +289,10 @@ impl Namespace {
     ) -> PyResult<PutResult> {
         let opened = self.opened.get(py)?;
         let Opened { core, handle } = opened;
-        let batch = self.batch(opened, hashes, values, parts, parent, durable)?;
         let given = session.map(|session| session.get(py)).transpose()?;
-        let report = core.run(py, timeout_of(py, timeout)?, async move {
+        let timeout = timeout_of(py, timeout)?;
+        let batch = self.batch(opened, hashes, values, parts, parent, durable)?;
+        let report = core.run(py, timeout, async move {
             handle.put(&*core.session.or(given).await?, &batch).await
         })?;
         Ok(PutResult(report))
@@ -304,9 +314,9 @@ impl Namespace {
         tag: Option<Py<PyAny>>,
     ) -> PyResult<Py<Request>> {
         let opened = self.opened.get(py)?;
-        let batch = self.batch(opened, hashes, values, parts, parent, durable)?;
         let given = session.map(|session| session.get(py)).transpose()?;
         let timeout = timeout_of(py, timeout)?;
+        let batch = self.batch(opened, hashes, values, parts, parent, durable)?;
         let (handle, sessions) = (opened.handle.clone(), Arc::clone(&opened.core.session));
         Request::start(py, &opened.core, Tell { queue, tag }, |turn| async move {
             let putting = async move { handle.put(&*sessions.or(given).await?, &batch).await };

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,6 +62,9 @@ class Server:
     def pause(self) -> None:
         """Stops it: it keeps its connections and answers nothing."""
         self.process.send_signal(signal.SIGSTOP)
+        status = Path(f"/proc/{self.process.pid}/stat")
+        while status.read_text().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.001)
 
     def close(self) -> None:
         """Ends it if it still runs."""

@@ -87,7 +87,7 @@ def test_blocks_are_written_into_any_memory_over_each_path(
 def test_large_blocks_of_several_parts_come_in_pieces(start: Start) -> None:
     """Longer than a frame and a message."""
     lengths = (5 << 20, 3, 1 << 20)
-    server = start("memory.limit=512MiB", "dram.capacity=128MiB")
+    server = start("memory.limit=1GiB", "dram.capacity=512MiB")
     for way in ("grpc", "bulk"):
         with kvstrata.Client(server.grpc, path=way) as client:  # type: ignore[arg-type]
             namespace = open_namespace(client, way, lengths)
