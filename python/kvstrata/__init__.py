@@ -1,7 +1,8 @@
 """The client of kvstrata, a cluster cache tier for the KV-cache blocks of LLM engines.
 
-`Client` connects, `Client.open_namespace` gives the verbs, `CompletionQueue` tells which submitted
-requests have ended. docs/python.md has a first example and the rules of threads, deadlines and errors.
+`Client` connects, `Client.open_namespace` gives the verbs, `CompletionQueue` tells which
+submitted requests have ended. docs/python.md has a first example and the rules of threads,
+deadlines and errors.
 """
 
 from ._native import (

@@ -1,22 +1,39 @@
 """What the native half offers. Times are in seconds, lengths in bytes.
 
-Every call that waits takes a `timeout`; without one the deadlines of its client hold. It lets go of the
-interpreter while it waits. A miss is never an error; what is raised is a `kvstrata.Error`.
+Every call that waits takes a `timeout`; without one the deadlines of its client hold. It lets
+go of the interpreter while it waits. A miss is never an error; what is raised is a
+`kvstrata.Error`.
 """
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, final
+from types import GenericAlias, TracebackType
+from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 
-T = TypeVar("T", bound=GetResult | PutResult)
+__all__ = [
+    "Client",
+    "CompletionQueue",
+    "GetResult",
+    "Lease",
+    "Lookup",
+    "Namespace",
+    "PutResult",
+    "Request",
+    "Run",
+    "Session",
+    "foreign_hash",
+]
 
-Hashes: TypeAlias = ReadableBuffer | Iterable[bytes]
+_T = TypeVar("_T", bound=GetResult | PutResult)
+
+_Hashes: TypeAlias = ReadableBuffer | Iterable[bytes]
 """Hashes of equal length in chain order: packed in one buffer, or one by one."""
-Path: TypeAlias = Literal["auto", "grpc", "bulk"]
-Tier: TypeAlias = Literal["dram", "nvme", "object"]
-Outcome: TypeAlias = Literal[
+_Room: TypeAlias = WriteableBuffer | _Array | _Tensor
+_Value: TypeAlias = ReadableBuffer | _Array | _Tensor
+_Path: TypeAlias = Literal["auto", "grpc", "bulk"]
+_Tier: TypeAlias = Literal["dram", "nvme", "object"]
+_Outcome: TypeAlias = Literal[
     "stored",
     "part_stored",
     "duplicate",
@@ -26,9 +43,20 @@ Outcome: TypeAlias = Literal[
     "corrupt",
     "not_durable",
 ]
-Reason: TypeAlias = Literal[
+_Reason: TypeAlias = Literal[
     "absent", "pending", "corrupt", "corrupt_here", "timeout", "busy", "too_long"
 ]
+
+class _Array(Protocol):
+    """An array of numpy: it is a buffer, but its stubs do not say so before Python 3.12."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
+class _Tensor(Protocol):
+    """A tensor of torch, contiguous and in host memory."""
+
+    def data_ptr(self) -> int: ...
 
 def foreign_hash(key: bytes) -> bytes:
     """The hash of a key in an opaque namespace."""
@@ -37,17 +65,17 @@ def foreign_hash(key: bytes) -> bytes:
 class Client:
     """A connection to one server, `host:port`. Any thread may use it; a forked child may not.
 
-    `path` is the way that blocks take: the bulk port where it can be reached (`auto`), or one of the
-    two. `name` stands in the server's logs. Defaults of the deadlines: 10 s for a call that moves no
-    blocks (`timeout`), 5 s to connect, 30 s for the next message of a get or put (`stall_timeout`), 600 s
-    for one as a whole (`transfer_timeout`).
+    `path` is the way that blocks take: the bulk port where it can be reached (`auto`), or one
+    of the two. `name` stands in the server's logs. Defaults of the deadlines: 10 s for a call
+    that moves no blocks (`timeout`), 5 s to connect, 30 s for the next message of a get or put
+    (`stall_timeout`), 600 s for one as a whole (`transfer_timeout`).
     """
 
     def __new__(
         cls,
         endpoint: str,
         *,
-        path: Path = "auto",
+        path: _Path = "auto",
         token: str | None = None,
         name: str = "python",
         timeout: float | None = None,
@@ -92,7 +120,7 @@ class Client:
         """What the server holds and has done."""
 
     def close(self) -> None:
-        """Ends the client: calls raise `ClosedError`, requests end as cancelled, leases are freed."""
+        """Ends the client: calls raise `ClosedError`, requests are cancelled, leases freed."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -107,10 +135,11 @@ class Client:
 class Namespace:
     """An open namespace. A restarted server has forgotten it: open it again.
 
-    Buffers and values are one for each (block, part), blocks outermost: whatever has a contiguous buffer
-    (bytes, bytearray, memoryview, mmap, numpy) or is a contiguous tensor in host memory. They are not
-    copied, and are held until the call, or the request, has ended: until then leave them alone. `parts`
-    names some of the declared parts by their indices, ascending; without it all are meant.
+    Buffers and values are one for each (block, part), blocks outermost: whatever has a
+    contiguous buffer (bytes, bytearray, memoryview, mmap, numpy) or is a contiguous tensor in
+    host memory. They are not copied, and are held until the call, or the request, has ended:
+    until then leave them alone. `parts` names some of the declared parts by their indices,
+    ascending; without it all are meant.
     """
 
     @property
@@ -129,7 +158,7 @@ class Namespace:
 
     def lookup(
         self,
-        hashes: Hashes,
+        hashes: _Hashes,
         *,
         lease: float | None = None,
         lease_bytes: int = 0,
@@ -143,12 +172,12 @@ class Namespace:
         `lease_bytes` (0: as many as the server allows).
         """
 
-    def exists(self, hashes: Hashes, *, timeout: float | None = None) -> list[bool]:
+    def exists(self, hashes: _Hashes, *, timeout: float | None = None) -> list[bool]:
         """Which of them can be read now."""
 
     def get(
         self,
-        hashes: Hashes,
+        hashes: _Hashes,
         *,
         parts: Sequence[int] | None = None,
         lease: Lease | None = None,
@@ -159,8 +188,8 @@ class Namespace:
 
     def get_into(
         self,
-        hashes: Hashes,
-        buffers: Iterable[WriteableBuffer],
+        hashes: _Hashes,
+        buffers: Iterable[_Room],
         *,
         parts: Sequence[int] | None = None,
         lease: Lease | None = None,
@@ -169,14 +198,15 @@ class Namespace:
     ) -> GetResult:
         """Has blocks written into `buffers`, each of exactly its part's length.
 
-        In an opaque namespace a buffer may be longer than its value. What is in the buffers of a block
-        that is not `found` is unspecified. If it fails, `partial` of what is raised says what came before.
+        In an opaque namespace a buffer may be longer than its value. What is in the buffers of
+        a block that is not `found` is unspecified. If it fails, `partial` of what is raised
+        says what came before.
         """
 
     def submit_get_into(
         self,
-        hashes: Hashes,
-        buffers: Iterable[WriteableBuffer],
+        hashes: _Hashes,
+        buffers: Iterable[_Room],
         *,
         parts: Sequence[int] | None = None,
         lease: Lease | None = None,
@@ -189,8 +219,8 @@ class Namespace:
 
     def put(
         self,
-        hashes: Hashes,
-        values: Iterable[ReadableBuffer],
+        hashes: _Hashes,
+        values: Iterable[_Value],
         *,
         parts: Sequence[int] | None = None,
         parent: bytes | None = None,
@@ -205,8 +235,8 @@ class Namespace:
 
     def submit_put(
         self,
-        hashes: Hashes,
-        values: Iterable[ReadableBuffer],
+        hashes: _Hashes,
+        values: Iterable[_Value],
         *,
         parts: Sequence[int] | None = None,
         parent: bytes | None = None,
@@ -220,7 +250,7 @@ class Namespace:
 
     def describe(
         self,
-        hashes: Hashes,
+        hashes: _Hashes,
         *,
         parent: bytes | None = None,
         position: int = 0,
@@ -230,13 +260,13 @@ class Namespace:
     ) -> int:
         """Attaches parent, position and tokens to blocks of one chain; returns how many took it."""
 
-    def touch(self, hashes: Hashes, *, timeout: float | None = None) -> int:
+    def touch(self, hashes: _Hashes, *, timeout: float | None = None) -> int:
         """Marks blocks as used now; returns how many were present."""
 
-    def prefetch(self, hashes: Hashes, *, timeout: float | None = None) -> tuple[int, int]:
+    def prefetch(self, hashes: _Hashes, *, timeout: float | None = None) -> tuple[int, int]:
         """Asks for blocks to be moved towards dram; returns (there already, loads started)."""
 
-    def remove(self, hashes: Hashes, *, timeout: float | None = None) -> int:
+    def remove(self, hashes: _Hashes, *, timeout: float | None = None) -> int:
         """Removes blocks from every tier; returns how many were there."""
 
 @final
@@ -283,9 +313,10 @@ class Lease:
     ) -> None: ...
 
 @final
-class Request(Generic[T]):
+class Request(Generic[_T]):
     """A request that runs by itself. It goes on if this is dropped, and its buffers are held."""
 
+    def __class_getitem__(cls, key: Any) -> GenericAlias: ...
     @property
     def tag(self) -> Any:
         """What it was submitted with."""
@@ -293,7 +324,7 @@ class Request(Generic[T]):
     def poll(self) -> bool:
         """Whether it has ended."""
 
-    def wait(self, timeout: float | None = None) -> T:
+    def wait(self, timeout: float | None = None) -> _T:
         """Its result, or what it failed with. A `timeout` of the wait does not end the request."""
 
     def cancel(self) -> None:
@@ -301,7 +332,10 @@ class Request(Generic[T]):
 
 @final
 class CompletionQueue:
-    """Requests that have ended, in that order. `select` may wait for it: it is readable while there are any."""
+    """Requests that have ended, in that order.
+
+    `select` may wait for it: it is readable while there are any.
+    """
 
     def __new__(cls) -> Self: ...
     def fileno(self) -> int:
@@ -333,11 +367,14 @@ class Lookup:
 
 @final
 class Run:
-    """Positions `start` to before `end` are on one tier of one node; `est_load` is for all of them."""
+    """Positions `start` to before `end` are on one tier of one node.
+
+    `est_load` is for all of them.
+    """
 
     start: Final[int]
     end: Final[int]
-    tier: Final[Tier]
+    tier: Final[_Tier]
     holder: Final[int]
     local: Final[bool]
     est_load: Final[float]
@@ -347,14 +384,14 @@ class Run:
 class GetResult:
     """What a get delivered: `found` for each block, `lengths` for each buffer.
 
-    `misses` are (first, one past the last, reason). `dram`, `nvme` and `object` are blocks, by where they
-    came from; `corrupt_here` are those that were damaged on the way. These counts and `bytes` are 0 if the
-    get failed.
+    `misses` are (first, one past the last, reason). `dram`, `nvme` and `object` are blocks, by
+    where they came from; `corrupt_here` are those that were damaged on the way. These counts
+    and `bytes` are 0 if the get failed.
     """
 
     found: Final[list[bool]]
     lengths: Final[list[int]]
-    misses: Final[list[tuple[int, int, Reason]]]
+    misses: Final[list[tuple[int, int, _Reason]]]
     dram: Final[int]
     nvme: Final[int]
     object: Final[int]
@@ -371,7 +408,7 @@ class PutResult:
     """What became of a put: one outcome for each block."""
 
     @property
-    def outcomes(self) -> list[Outcome]: ...
+    def outcomes(self) -> list[_Outcome]: ...
     @property
     def sent_bytes(self) -> int:
         """Bytes that were sent, because the server wanted them."""
@@ -380,4 +417,4 @@ class PutResult:
     def retry_after(self) -> float | None:
         """How long to wait before offering refused blocks again."""
 
-    def count(self, outcome: Outcome) -> int: ...
+    def count(self, outcome: _Outcome) -> int: ...

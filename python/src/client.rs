@@ -64,7 +64,7 @@ impl Client {
     }
 
     #[pyo3(signature = (*, model, engine, dtype, block_tokens, parts, hash_algorithm,
-                        hash_bytes = HASH_BYTES_MAX, weights = "", layout = "", split = "none",
+                        hash_bytes = 32, weights = "", layout = "", split = "none",
                         hash_root = None, lora = None, cache_salt = None, timeout = None))]
     fn open_namespace(
         &self,

@@ -25,6 +25,14 @@ BLOCK_BYTES = 256 << 10
 """Of the blocks of most tests."""
 
 
+def freeze(process: int) -> None:
+    """Stops a process, and returns when it stands still."""
+    os.kill(process, signal.SIGSTOP)
+    threads = list(Path(f"/proc/{process}/task").iterdir())
+    while any((at / "stat").read_text().rsplit(")", 1)[1].split()[0] != "T" for at in threads):
+        time.sleep(0.001)
+
+
 class Server:
     """A server process with dram only, killed at the end."""
 
@@ -45,7 +53,11 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=(self.home / "server.log").open("ab"),
-            env={"HOME": str(self.home), "XDG_CONFIG_HOME": str(self.home), "PATH": "/usr/bin:/bin"},
+            env={
+                "HOME": str(self.home),
+                "XDG_CONFIG_HOME": str(self.home),
+                "PATH": "/usr/bin:/bin",
+            },
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -61,10 +73,7 @@ class Server:
 
     def pause(self) -> None:
         """Stops it: it keeps its connections and answers nothing."""
-        self.process.send_signal(signal.SIGSTOP)
-        status = Path(f"/proc/{self.process.pid}/stat")
-        while status.read_text().rsplit(")", 1)[1].split()[0] != "T":
-            time.sleep(0.001)
+        freeze(self.process.pid)
 
     def close(self) -> None:
         """Ends it if it still runs."""

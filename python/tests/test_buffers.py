@@ -89,7 +89,7 @@ def test_large_blocks_of_several_parts_come_in_pieces(start: Start) -> None:
     lengths = (5 << 20, 3, 1 << 20)
     server = start("memory.limit=1GiB", "dram.capacity=512MiB")
     for way in ("grpc", "bulk"):
-        with kvstrata.Client(server.grpc, path=way) as client:  # type: ignore[arg-type]
+        with kvstrata.Client(server.grpc, path=way) as client:
             namespace = open_namespace(client, way, lengths)
             values = [value(number, length) for number, length in enumerate(lengths * 2)]
             assert namespace.put(hashes(2), values).count("stored") == 2

@@ -182,7 +182,7 @@ def test_the_end_of_the_interpreter_waits_for_nobody(start: Start) -> None:
     """With a client that is open, requests under way, buffers held, and a thread in a call."""
     server = start()
     code = f"""
-os.kill({server.process.pid}, signal.SIGSTOP)
+freeze({server.process.pid})
 queue = kvstrata.CompletionQueue()
 requests = [namespace.submit_get_into(hashes(1), [bytearray(BLOCK_BYTES)], queue=queue)
             for _ in range(20)]
@@ -201,7 +201,7 @@ def test_ctrl_c_ends_a_call(start: Start) -> None:
     """Soon, and as Python does it everywhere."""
     server = start()
     code = f"""
-os.kill({server.process.pid}, signal.SIGSTOP)
+freeze({server.process.pid})
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 for wait in (lambda: namespace.exists(hashes(1)),
              namespace.submit_get_into(hashes(1), [bytearray(BLOCK_BYTES)]).wait):

@@ -32,7 +32,7 @@ def test_requests_end_and_are_told_by_their_tags(namespace: kvstrata.Namespace) 
     for number in range(8):
         namespace.submit_get_into(hashes(1, number), targets[number], queue=queue, tag=number)
     assert len(queue) == 8
-    seen = []
+    seen: list[int] = []
     while len(seen) < 8:
         assert select.select([queue], [], [], 10)[0], f"only {seen} have ended"
         request = queue.pop()

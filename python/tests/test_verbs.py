@@ -77,7 +77,7 @@ def test_a_lease_keeps_what_was_found(client: kvstrata.Client) -> None:
     namespace = open_namespace(client, "leased")
     values = store(namespace, 3)
     with client.session("test") as session:
-        assert session.state == "open"
+        assert [session.state] == ["open"]
         found = namespace.lookup(hashes(3), lease=20.0, session=session)
         assert found.lease is not None
         with found.lease as lease:
