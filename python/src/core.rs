@@ -201,8 +201,12 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.get_mut().take() {
-            // Nobody waits here: this may be the end of the interpreter.
+        if self.runtime.get_mut().is_none() {
+            return;
+        }
+        // Whoever drops the last object of a client holds the interpreter, so buffers go back here.
+        let closed = Python::try_attach(|py| self.close(py));
+        if let (None, Some(runtime)) = (closed, self.runtime.get_mut().take()) {
             runtime.shutdown_background();
         }
     }

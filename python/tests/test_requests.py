@@ -66,6 +66,21 @@ def test_many_requests_at_a_time(namespace: kvstrata.Namespace) -> None:
     assert targets == values
 
 
+def test_too_many_requests_are_refused_and_the_others_end(start: Start) -> None:
+    """With a delay after which to try again."""
+    server = start()
+    with kvstrata.Client(server.grpc) as client:
+        namespace = open_namespace(client, "many", (64,))
+        server.pause()
+        queue = kvstrata.CompletionQueue()
+        for _ in range(4096):
+            namespace.submit_get_into(hashes(1), [bytearray(64)], queue=queue)
+        with pytest.raises(kvstrata.ExhaustedError, match="4096 allowed") as raised:
+            namespace.submit_get_into(hashes(1), [bytearray(64)], queue=queue)
+        assert raised.value.retry_after > 0 and len(queue) == 4096
+    assert len(queue.drain()) == 4096
+
+
 def test_deadlines_hold_while_the_server_stands_still(start: Start) -> None:
     """In calls, requests and waits, and cancelling is at once."""
     server = start()
