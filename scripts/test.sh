@@ -60,14 +60,15 @@ tests() {
   { cargo test --workspace --locked 2>&1 1>&3 | tee "$test_errors" >&2; } 3>&1
 }
 
-# Installs the package as a user does, but with what is compiled already.
+# Installs the package as a user does, but in the dev profile, with what is compiled already.
 python_package() {
-  PATH="$PWD/.venv/bin:$PATH" .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+  local python="$PWD/.venv/bin/python"
+  PATH="$PWD/.venv/bin:$PATH" "$python" -m pip install --quiet --disable-pip-version-check \
     --no-input --no-deps --no-build-isolation \
     --config-settings build-args='--profile dev --locked' ./python
-  .venv/bin/mypy python/tests benches/python_get_into.py
-  (cd python && ../.venv/bin/stubtest kvstrata)
-  .venv/bin/pytest --quiet python/tests
+  "$python" -m mypy --strict --cache-dir /dev/null python/tests benches/python_get_into.py
+  (cd python/tests && "$python" -m mypy.stubtest kvstrata)
+  "$python" -m pytest --quiet -p no:cacheprovider python/tests
 }
 
 docs() {

@@ -34,7 +34,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 /// How long closing waits for threads that are in the middle of something.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 /// Asynchronous requests of one client that have not ended.
-pub(crate) const REQUESTS_MAX: usize = 4096;
+const REQUESTS_MAX: usize = 4096;
 /// Asynchronous requests that move at a time, the others wait: as many as connections are kept.
 const MOVING_MAX: usize = 16;
 
@@ -79,7 +79,7 @@ pub(crate) struct Core {
     pub(crate) client: Client,
     pub(crate) bin: Arc<Bin>,
     /// Requests that have not ended.
-    pub(crate) requests: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     pub(crate) moving: Arc<Semaphore>,
     pub(crate) session: Arc<DefaultSession>,
     closed: watch::Sender<bool>,
@@ -99,14 +99,12 @@ impl Core {
             .thread_name("kvstrata")
             .enable_all()
             .build()?;
-        let mut connect = pin!(connect);
-        let client = loop {
-            let step = py.detach(|| {
-                runtime.block_on(async { timeout(SIGNALS_EVERY, connect.as_mut()).await })
-            });
-            match step {
-                Ok(client) => break client.map_err(|error| errors::raised(py, &error))?,
-                Err(_elapsed) => py.check_signals()?,
+        let client = match dial(py, &runtime, connect) {
+            Ok(client) => client,
+            Err(raised) => {
+                // Not dropped: that waits, for names that are still being looked up as well.
+                runtime.shutdown_background();
+                return Err(raised);
             }
         };
         let session = DefaultSession { client: client.clone(), name, open: Mutex::new(None) };
@@ -196,6 +194,22 @@ impl Core {
             }
         });
         self.bin.empty(py);
+    }
+}
+
+fn dial(
+    py: Python<'_>,
+    runtime: &Runtime,
+    connect: impl Future<Output = Result<Client>> + Send,
+) -> PyResult<Client> {
+    let mut connect = pin!(connect);
+    loop {
+        let step = py
+            .detach(|| runtime.block_on(async { timeout(SIGNALS_EVERY, connect.as_mut()).await }));
+        match step {
+            Ok(client) => return client.map_err(|error| errors::raised(py, &error)),
+            Err(_elapsed) => py.check_signals()?,
+        }
     }
 }
 
