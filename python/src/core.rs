@@ -30,7 +30,7 @@ use crate::{errors, memory::Bin};
 /// Threads of a client: one that waits for the network and one that copies beside the caller's own.
 const THREADS: usize = 2;
 /// How often a call looks for signals.
-const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 /// How long closing waits for threads that are in the middle of something.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 /// Asynchronous requests of one client that have not ended.

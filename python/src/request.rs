@@ -16,15 +16,12 @@ use tokio::{
 };
 
 use crate::{
-    core::{Core, Counted, Own, seconds, within},
+    core::{Core, Counted, Own, SIGNALS_EVERY, timeout_of, within},
     errors,
     queue::{CompletionQueue, Ended},
     sink,
     values::PutResult,
 };
-
-/// How often a wait looks for signals.
-const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 
 /// How a request ended.
 #[derive(Debug)]
@@ -115,8 +112,24 @@ pub(crate) struct Tell<'py> {
 }
 
 impl Request {
-    /// Starts `work` in the background.
+    /// Starts `work` in the background; what it needs is given back if that fails.
     pub(crate) fn start<F>(
+        py: Python<'_>,
+        core: &Arc<Core>,
+        tell: Tell<'_>,
+        work: impl FnOnce(Turn) -> F,
+    ) -> PyResult<Py<Self>>
+    where
+        F: Future<Output = Outcome> + Send + 'static,
+    {
+        let started = Self::begin(py, core, tell, work);
+        if started.is_err() {
+            core.bin.empty(py);
+        }
+        started
+    }
+
+    fn begin<F>(
         py: Python<'_>,
         core: &Arc<Core>,
         tell: Tell<'_>,
@@ -190,14 +203,16 @@ impl Request {
     }
 
     fn poll(&self, py: Python<'_>) -> PyResult<bool> {
-        self.core.get(py)?.bin.empty(py);
-        Ok(self.state.outcome.lock().is_some())
+        let core = self.core.get(py)?;
+        let has_ended = self.state.outcome.lock().is_some();
+        core.bin.empty(py);
+        Ok(has_ended)
     }
 
     #[pyo3(signature = (timeout = None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         self.core.get(py)?;
-        let deadline = timeout.map(|timeout| seconds(py, "timeout", timeout)).transpose()?;
+        let deadline = timeout_of(py, timeout)?;
         if !self.join(py, deadline.map(|timeout| Instant::now() + timeout))? {
             let text = "the request has not ended within the timeout of the wait and goes on";
             return Err(errors::make(py, "DeadlineError", text));

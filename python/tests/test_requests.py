@@ -75,8 +75,10 @@ def test_too_many_requests_are_refused_and_the_others_end(start: Start) -> None:
         queue = kvstrata.CompletionQueue()
         for _ in range(4096):
             namespace.submit_get_into(hashes(1), [bytearray(64)], queue=queue)
+        one_more = bytearray(64)
         with pytest.raises(kvstrata.ExhaustedError, match="4096 allowed") as raised:
-            namespace.submit_get_into(hashes(1), [bytearray(64)], queue=queue)
+            namespace.submit_get_into(hashes(1), [one_more], queue=queue)
+        one_more.append(0)
         assert raised.value.retry_after > 0 and len(queue) == 4096
     assert len(queue.drain()) == 4096
 
