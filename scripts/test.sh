@@ -65,7 +65,7 @@ python_package() {
   local python="$PWD/.venv/bin/python"
   PATH="$PWD/.venv/bin:$PATH" "$python" -m pip install --quiet --disable-pip-version-check \
     --no-input --no-deps --no-build-isolation \
-    --config-settings build-args='--profile dev --locked' ./python
+    --config-settings build-args='--profile dev --locked --features tests' ./python
   "$python" -m mypy --strict --cache-dir /dev/null python/tests benches/python_get_into.py
   (cd python/tests && "$python" -m mypy.stubtest kvstrata)
   "$python" -m pytest --quiet -p no:cacheprovider python/tests
