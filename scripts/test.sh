@@ -60,6 +60,17 @@ tests() {
   { cargo test --workspace --locked 2>&1 1>&3 | tee "$test_errors" >&2; } 3>&1
 }
 
+# Installs the package as a user does, but in the dev profile, with what is compiled already.
+python_package() {
+  local python="$PWD/.venv/bin/python"
+  PATH="$PWD/.venv/bin:$PATH" "$python" -m pip install --quiet --disable-pip-version-check \
+    --no-input --no-deps --no-build-isolation \
+    --config-settings build-args='--profile dev --locked --features tests' ./python
+  "$python" -m mypy --strict --cache-dir /dev/null python/tests benches/python_get_into.py
+  (cd python/tests && "$python" -m mypy.stubtest kvstrata)
+  "$python" -m pytest --quiet -p no:cacheprovider python/tests
+}
+
 docs() {
   RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 }
@@ -73,3 +84,4 @@ part 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
 part 'without rocksdb' cargo check --workspace --no-default-features --locked
 part 'docs' docs
 part 'tests' tests
+part 'python package' python_package

@@ -49,6 +49,7 @@ const ONLY: &[Only] = &[
         rooms: &["tiers/src/gpu"],
         instead: "devices are reached through DeviceCopy in gpu/",
     },
+    Only { names: &["pyo3"], rooms: &["python"], instead: "Python is spoken in python/ only" },
 ];
 
 /// Files in `rooms` must not name `names`.
