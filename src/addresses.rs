@@ -11,6 +11,7 @@ use crate::{
     id,
     node::{BulkPort, Member, Members},
     server::ServeError,
+    tls::Entry,
 };
 
 /// Where a server can be reached: what `--print-addresses` prints.
@@ -47,11 +48,12 @@ pub(crate) fn node_name(config: &Config) -> String {
 pub(crate) async fn listen_bulk(
     config: &Config,
     grpc: SocketAddr,
+    entry: Entry,
 ) -> Result<(Vec<bulk::Listener>, Option<SocketAddr>, Option<BulkPort>), ServeError> {
     let (mut listeners, mut bound) = (Vec::new(), None);
     if let Some(address) = config.server.bulk_address() {
         let (listener, at) = listen("server.bulk_listen", address).await?;
-        listeners.push(bulk::Listener::Tcp(listener));
+        listeners.push(bulk::Listener::Tcp(listener, entry));
         bound = Some(at);
     }
     let mut port = BulkPort { instance: id::random_bytes()?, ..BulkPort::default() };

@@ -38,8 +38,8 @@ fn kind_of(status: &Status) -> ErrorKind {
         Code::InvalidArgument
         | Code::OutOfRange
         | Code::AlreadyExists
-        | Code::Unauthenticated
         | Code::PermissionDenied => ErrorKind::Invalid,
+        Code::Unauthenticated => ErrorKind::Unauthenticated,
         Code::NotFound => ErrorKind::UnknownNamespace,
         Code::FailedPrecondition => ErrorKind::LayoutMismatch,
         Code::Aborted => ErrorKind::LeaseExpired,
@@ -67,6 +67,7 @@ fn retry_after(status: &Status) -> Duration {
 
 fn advice(kind: ErrorKind) -> &'static str {
     match kind {
+        ErrorKind::Unauthenticated => "; a token is given by KVSTRATA_TOKEN or in the client's options",
         ErrorKind::UnknownNamespace => {
             "; open the namespace again (a server forgets it on restart)"
         }
@@ -93,6 +94,7 @@ mod tests {
     fn codes_map_back_to_kinds() {
         let cases = [
             (Code::InvalidArgument, ErrorKind::Invalid),
+            (Code::Unauthenticated, ErrorKind::Unauthenticated),
             (Code::NotFound, ErrorKind::UnknownNamespace),
             (Code::FailedPrecondition, ErrorKind::LayoutMismatch),
             (Code::Aborted, ErrorKind::LeaseExpired),

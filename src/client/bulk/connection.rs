@@ -18,7 +18,11 @@ use crate::{
         input::{Input, lost},
         output::Output,
     },
-    client::{BulkPort, RETRY_AFTER_KEY, connect::timed_out, error_of, status::broken_contract},
+    client::{
+        BulkPort, RETRY_AFTER_KEY, access::Access, connect::timed_out, error_of,
+        status::broken_contract,
+    },
+    metrics::Door,
 };
 
 /// Payload that the server may be ahead of us: a few blocks.
@@ -46,13 +50,17 @@ pub(in crate::client) struct Connection {
 
 impl Connection {
     /// Connects, by the Unix socket if there is one here, and says hello.
-    pub(super) async fn dial(port: &BulkPort, session: &Bytes) -> Result<Self> {
+    pub(super) async fn dial(
+        port: &BulkPort,
+        session: &Bytes,
+        access: &Access,
+    ) -> Result<Self> {
         if !port.unix.is_empty()
             && let Ok(io) = UnixStream::connect(&port.unix).await
         {
             let (from, to) = io.into_split();
             // Another server may have a socket of that name here.
-            let greeted = Self::greet((Box::new(from), Box::new(to)), port, session).await;
+            let greeted = Self::greet((Box::new(from), Box::new(to)), port, session, access).await;
             if greeted.is_ok() || port.tcp.is_empty() {
                 return greeted;
             }
@@ -60,16 +68,21 @@ impl Connection {
         if port.tcp.is_empty() {
             return Err(lost(io::ErrorKind::NotFound.into()));
         }
+        if let Some(dialer) = &access.dialer {
+            let (from, to) = tokio::io::split(dialer.connect(Door::Bulk, &port.tcp).await?);
+            return Self::greet((Box::new(from), Box::new(to)), port, session, access).await;
+        }
         let io = TcpStream::connect(&port.tcp).await.map_err(lost)?;
         io.set_nodelay(true).map_err(lost)?;
         let (from, to) = io.into_split();
-        Self::greet((Box::new(from), Box::new(to)), port, session).await
+        Self::greet((Box::new(from), Box::new(to)), port, session, access).await
     }
 
     async fn greet(
         (from, to): (Box<dyn AsyncRead + Send + Unpin>, Writer),
         port: &BulkPort,
         session: &Bytes,
+        access: &Access,
     ) -> Result<Self> {
         const DOING: &str = "connect to the bulk port";
         let mut connection = Self {
@@ -82,7 +95,7 @@ impl Connection {
             request: 0,
             owed: 0,
         };
-        let (version, token) = (VERSION, Bytes::new());
+        let (version, token) = (VERSION, access.token());
         let session = <[u8; ID_BYTES]>::try_from(session.as_ref()).unwrap_or_default();
         let hello = Hello { version, credit: CREDIT_BYTES, session, token };
         connection.out.push(|heads| hello.push(heads));

@@ -90,14 +90,17 @@ impl Client {
         }
         let deadline = self.options().connect_deadline;
         let deadline = if must { deadline } else { deadline.min(DIAL_DEADLINE) };
-        let dialled = timeout(deadline, Connection::dial(&port, session)).await;
+        let dialled = timeout(deadline, Connection::dial(&port, session, &self.shared.access)).await;
         match dialled
             .unwrap_or_else(|_elapsed| Err(timed_out("connect to the bulk port", deadline)))
         {
             Ok(connection) => Ok(Some(connection)),
             Err(error) if must => Err(error),
             Err(error) => {
-                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
+                if matches!(
+                    error.kind(),
+                    ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Unauthenticated
+                ) {
                     tracing::info!(%error, "bulk port not reached, blocks go over gRPC");
                     *pool.away_until.lock() = Some(Instant::now() + AWAY);
                 }
