@@ -25,11 +25,7 @@ use kvstrata_tiers::{
 };
 use prometheus_client::registry::Registry;
 use thiserror::Error;
-use tokio::{
-    net::TcpListener,
-    sync::Semaphore,
-    time::Instant,
-};
+use tokio::{net::TcpListener, sync::Semaphore, time::Instant};
 use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 

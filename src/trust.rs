@@ -25,7 +25,10 @@ pub(crate) struct Trust {
 
 impl std::fmt::Debug for Trust {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Trust").field("gate", &self.gate).field("tls", &self.tls).finish_non_exhaustive()
+        f.debug_struct("Trust")
+            .field("gate", &self.gate)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
     }
 }
 

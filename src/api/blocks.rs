@@ -171,7 +171,14 @@ impl Node {
         let namespace = opened.namespace;
         if opened.new {
             let id = namespace.id().short();
-            info!(namespace = id, tenant = bearer.tenant(), instance, host, zone, "namespace opened");
+            info!(
+                namespace = id,
+                tenant = bearer.tenant(),
+                instance,
+                host,
+                zone,
+                "namespace opened"
+            );
             let mismatches = self.namespaces.root_mismatches().len();
             self.metrics.hash_root_mismatches.set(i64::try_from(mismatches).unwrap_or(i64::MAX));
             for warning in &opened.warnings {
@@ -187,7 +194,11 @@ impl Node {
         })
     }
 
-    fn lookup(&self, bearer: &Bearer, request: &wire::LookupRequest) -> Result<wire::LookupResponse> {
+    fn lookup(
+        &self,
+        bearer: &Bearer,
+        request: &wire::LookupRequest,
+    ) -> Result<wire::LookupResponse> {
         let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
         let promise = self.promise(bearer, &namespace, request, hashes.len())?;
@@ -354,7 +365,11 @@ impl Node {
         started
     }
 
-    fn release(&self, bearer: &Bearer, request: &wire::ReleaseRequest) -> Result<wire::ReleaseResponse> {
+    fn release(
+        &self,
+        bearer: &Bearer,
+        request: &wire::ReleaseRequest,
+    ) -> Result<wire::ReleaseResponse> {
         let session = SessionId::read("session_id", &request.session_id)?;
         let lease = LeaseId::read("lease_id", &request.lease_id)?;
         // What is unknown is a success, and that of another tenant is unknown.

@@ -34,9 +34,11 @@ pub(super) fn namespace_spec(
     use wire::open_request::Kind;
     match kind {
         None => Err(Error::invalid("kind: nothing given, namespace or opaque required")),
-        Some(Kind::Opaque(opaque)) => {
-            Ok(NamespaceSpec::Opaque { tenant: tenant.to_owned(), name: opaque.name, bytes_max: opaque.bytes_max })
-        }
+        Some(Kind::Opaque(opaque)) => Ok(NamespaceSpec::Opaque {
+            tenant: tenant.to_owned(),
+            name: opaque.name,
+            bytes_max: opaque.bytes_max,
+        }),
         Some(Kind::Namespace(given)) => {
             if given.parts.len() > PARTS_MAX {
                 let count = given.parts.len();

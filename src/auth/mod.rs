@@ -121,10 +121,8 @@ impl Gate {
         for line in tokens::read(text)? {
             let hash = line.token.hash(key);
             let same = known.get(&hash).filter(|bearer| line.is_of(bearer));
-            let bearer = same.map_or_else(
-                || Arc::new(Bearer::new(line.tenant, line.operator)),
-                Arc::clone,
-            );
+            let bearer =
+                same.map_or_else(|| Arc::new(Bearer::new(line.tenant, line.operator)), Arc::clone);
             if next.insert(hash, bearer).is_some() {
                 return Err(tokens::problem(line.number, "its token is that of a line before"));
             }

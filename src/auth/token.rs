@@ -71,13 +71,15 @@ mod tests {
     #[test]
     fn tokens_are_long_enough_and_fit_into_a_header() {
         let longest = "x".repeat(BULK_TOKEN_BYTES_MAX);
-        for good in ["0123456789abcdef0123456789abcdef", "AZaz09-._~+/=AZaz09-._~+/=AZaz09", &longest]
+        for good in
+            ["0123456789abcdef0123456789abcdef", "AZaz09-._~+/=AZaz09-._~+/=AZaz09", &longest]
         {
             assert_eq!(good.parse::<Token>().unwrap().reveal(), good);
         }
         let mut short = "y".repeat(TOKEN_BYTES_MIN);
         short.pop();
-        for bad in ["", &short, &format!("{longest}x"), &format!("{short} {short}"), &"\u{e9}".repeat(40)]
+        for bad in
+            ["", &short, &format!("{longest}x"), &format!("{short} {short}"), &"\u{e9}".repeat(40)]
         {
             let error = bad.parse::<Token>().unwrap_err().to_string();
             assert!(error.contains("allowed") && !error.contains(&short), "{error}");

@@ -52,8 +52,8 @@ pub(crate) use listen::{Listener, listen_unix, serve};
 use tokio::sync::Semaphore;
 
 use crate::{
-    auth::Gate,
     api::{Calls, status},
+    auth::Gate,
     flow::millis,
     node::Node,
 };

@@ -36,6 +36,8 @@ use crate::{
     session::SessionGuard,
 };
 
+mod tokens;
+
 const BLOCK_BYTES: u32 = 256 << 10;
 /// What the pipe holds in each direction: less than a block.
 const PIPE_BYTES: usize = 64 << 10;
@@ -83,7 +85,8 @@ impl Stage {
         let node: Arc<Node> = Arc::new(node(Vec::new()));
         let calls = Calls::new(node.metrics.clone());
         let namespace = node.namespaces.open(spec(), false).unwrap().namespace;
-        let (session, _events) = node.sessions.open("test".into(), Arc::new(Bearer::anyone())).unwrap();
+        let (session, _events) =
+            node.sessions.open("test".into(), Arc::new(Bearer::anyone())).unwrap();
         let room = Arc::new(Semaphore::new(1024));
         let gate = Gate::open(node.metrics.trust.clone());
         let bulk = Bulk { node, calls, gate, instance: [7; 16], room };
@@ -406,7 +409,8 @@ async fn a_put_ends_with_its_connection_with_its_session_and_with_silence() {
                 let (node, session) = (Arc::clone(&stage.bulk.node), stage.session);
                 drop(session);
                 assert_eq!(peer.refusal().await.0, 0);
-                let (session, _events) = node.sessions.open("next".into(), Arc::new(Bearer::anyone())).unwrap();
+                let (session, _events) =
+                    node.sessions.open("next".into(), Arc::new(Bearer::anyone())).unwrap();
                 let stage = Stage { bulk: stage.bulk, namespace: stage.namespace, session };
                 assert_eq!(stage.put(0..3).await, [(0, 3, 1)], "{how}");
                 continue;

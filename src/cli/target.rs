@@ -4,9 +4,7 @@ use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
 use kvstrata_tiers::{block::BlockHash, error::Result, namespace::foreign_hash};
 
-use crate::client::{
-    Client, ClientOptions, Handle, HashList, NamespaceSpec, TlsOptions, Token,
-};
+use crate::client::{Client, ClientOptions, Handle, HashList, NamespaceSpec, TlsOptions, Token};
 
 /// The server.
 #[derive(Debug, Clone, clap::Args)]

@@ -58,7 +58,8 @@ impl Access {
 
     /// The token as hello carries it; empty for none.
     pub(super) fn token(&self) -> Bytes {
-        let token = self.token.as_ref().map(|token| Bytes::copy_from_slice(token.reveal().as_bytes()));
+        let token =
+            self.token.as_ref().map(|token| Bytes::copy_from_slice(token.reveal().as_bytes()));
         token.unwrap_or_default()
     }
 
@@ -82,7 +83,8 @@ impl Access {
         let Some(token) = &self.token else { return Ok(Bearing(None)) };
         let value = MetadataValue::try_from(format!("Bearer {}", token.reveal()));
         // A token has no character that a header may not have.
-        let mut value = value.map_err(|_may_quote_it| Error::invalid("token: not fit for a header"))?;
+        let mut value =
+            value.map_err(|_may_quote_it| Error::invalid("token: not fit for a header"))?;
         value.set_sensitive(true);
         Ok(Bearing(Some(value)))
     }
@@ -92,7 +94,10 @@ impl Access {
 ///
 /// # Errors
 /// `Invalid` if it asks for none although the options are about it.
-pub(super) fn address_of<'a>(endpoint: &'a str, options: &ClientOptions) -> Result<(&'a str, bool)> {
+pub(super) fn address_of<'a>(
+    endpoint: &'a str,
+    options: &ClientOptions,
+) -> Result<(&'a str, bool)> {
     match endpoint.split_once("://") {
         Some(("https", address)) => Ok((address.trim_end_matches('/'), true)),
         Some((scheme, _)) if options.tls.is_some() => Err(Error::invalid(format!(

@@ -5,10 +5,7 @@ use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
 use kvstrata_proto::v1::{self, block_cache_client::BlockCacheClient};
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use tokio::sync::watch;
-use tonic::{
-    Request, Response, Status,
-    transport::Endpoint,
-};
+use tonic::{Request, Response, Status, transport::Endpoint};
 
 use super::{
     access::{Access, Carrier, address_of, dialled},
@@ -240,8 +237,10 @@ pub(super) fn timed_out(doing: &str, deadline: Duration) -> Error {
 
 fn configure(uri: &str, options: &ClientOptions) -> Result<Endpoint> {
     let endpoint = Endpoint::from_shared(uri.to_owned()).map_err(|error| {
-        Error::invalid(format!("endpoint: `{uri}` is not host:port, http://host:port or https://host:port"))
-            .because(error)
+        Error::invalid(format!(
+            "endpoint: `{uri}` is not host:port, http://host:port or https://host:port"
+        ))
+        .because(error)
     })?;
     Ok(endpoint
         .connect_timeout(options.connect_deadline)

@@ -35,10 +35,9 @@ pub(super) fn broken_contract(doing: &str, what: &str) -> Error {
 fn kind_of(status: &Status) -> ErrorKind {
     let from_transport = status.source().is_some();
     match status.code() {
-        Code::InvalidArgument
-        | Code::OutOfRange
-        | Code::AlreadyExists
-        | Code::PermissionDenied => ErrorKind::Invalid,
+        Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::PermissionDenied => {
+            ErrorKind::Invalid
+        }
         Code::Unauthenticated => ErrorKind::Unauthenticated,
         Code::NotFound => ErrorKind::UnknownNamespace,
         Code::FailedPrecondition => ErrorKind::LayoutMismatch,
@@ -67,7 +66,9 @@ fn retry_after(status: &Status) -> Duration {
 
 fn advice(kind: ErrorKind) -> &'static str {
     match kind {
-        ErrorKind::Unauthenticated => "; a token is given by KVSTRATA_TOKEN or in the client's options",
+        ErrorKind::Unauthenticated => {
+            "; a token is given by KVSTRATA_TOKEN or in the client's options"
+        }
         ErrorKind::UnknownNamespace => {
             "; open the namespace again (a server forgets it on restart)"
         }

@@ -154,7 +154,7 @@ async fn audit_all(
     all: bool,
 ) -> Result<Stats> {
     let serving = shared.serving.borrow().clone();
-    let after = ask(serving.endpoint.as_deref().unwrap_or_default(), &options.client).await?;
+    let after = ask(serving.endpoint.as_deref().unwrap_or_default(), &shared.client).await?;
     let mut claims = disturbed.ledger.claims();
     if !all {
         claims.kept.clear();

@@ -32,7 +32,10 @@ async fn the_end_of_a_session_ends_everything_it_owns() {
     drop(guard);
     assert!(session.ended().is_cancelled());
     assert_eq!((sessions.count(), leases.usage()), (0, (0, 0)));
-    assert_eq!(sessions.find(ONLY_TENANT, session.id()).unwrap_err().kind(), ErrorKind::LeaseExpired);
+    assert_eq!(
+        sessions.find(ONLY_TENANT, session.id()).unwrap_err().kind(),
+        ErrorKind::LeaseExpired
+    );
     assert!(leases.reserve(session.id(), 10).is_err());
     drop(put);
 }
@@ -43,7 +46,10 @@ async fn a_drain_tells_the_open_sessions_and_refuses_new_ones() {
     let (guard, mut events) = sessions.open("test".to_owned(), anyone()).unwrap();
     sessions.drain(TTL);
     assert_eq!(events.recv().await, Some(Event::Draining(TTL)));
-    assert_eq!(sessions.open("late".to_owned(), anyone()).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(
+        sessions.open("late".to_owned(), anyone()).unwrap_err().kind(),
+        ErrorKind::Unavailable
+    );
     sessions.end_all();
     assert!(guard.session().ended().is_cancelled());
     let wait = sessions.wait_none();

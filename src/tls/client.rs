@@ -1,6 +1,10 @@
 //! The connecting side: one way to reach both the gRPC and the bulk port of a server.
 
-use std::{fmt, io, path::{Path, PathBuf}, sync::Arc};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};

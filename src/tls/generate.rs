@@ -1,6 +1,11 @@
 //! A certificate for servers that live as long as a test or a replay.
 
-use std::{fs, io::Write, os::unix::fs::OpenOptionsExt, path::{Path, PathBuf}};
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
 
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 
@@ -43,7 +48,8 @@ impl Generated {
 
 /// Writes a file of its owner's.
 pub(crate) fn write_private(path: &Path, text: &str) -> Result<()> {
-    let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+    let file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
     file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(|error| {
         Error::new(ErrorKind::Unavailable, format!("write {}", path.display())).because(error)
     })

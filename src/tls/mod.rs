@@ -25,13 +25,13 @@ use rustls::{
     version::TLS13,
 };
 
+pub use self::client::TlsOptions;
 pub(crate) use self::{
     client::Dialer,
     generate::{Generated, write_private},
     server::{Tls, watched},
     stream::{Entry, Stream},
 };
-pub use self::client::TlsOptions;
 use crate::metrics::Door;
 
 /// The versions that are spoken.
@@ -63,6 +63,8 @@ fn certificates(field: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>>
 /// The private key in a PEM text. What is wrong with it is not told in detail: it might be quoted.
 fn key(field: &str, pem: &[u8]) -> Result<PrivateKeyDer<'static>> {
     PrivateKeyDer::from_pem_slice(pem).map_err(|_may_quote_it| {
-        Error::invalid(format!("{field}: no private key found, PEM required (PKCS8, PKCS1 or SEC1)"))
+        Error::invalid(format!(
+            "{field}: no private key found, PEM required (PKCS8, PKCS1 or SEC1)"
+        ))
     })
 }

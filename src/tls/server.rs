@@ -77,21 +77,22 @@ fn doors(contents: &Contents) -> Result<Doors> {
         _ => return Err(Error::invalid("tls: a certificate and a key are required")),
     };
     let verifier = client_ca.map(|pem| verifier(pem)).transpose()?;
-    let door = |door, verifier: Option<&Arc<dyn ClientCertVerifier>>| -> Result<Arc<ServerConfig>> {
-        let builder = ServerConfig::builder_with_provider(provider())
-            .with_protocol_versions(VERSIONS)
-            .map_err(|error| Error::invalid(format!("tls: {error}")))?;
-        let builder = match verifier {
-            Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
-            None => builder.with_no_client_auth(),
+    let door =
+        |door, verifier: Option<&Arc<dyn ClientCertVerifier>>| -> Result<Arc<ServerConfig>> {
+            let builder = ServerConfig::builder_with_provider(provider())
+                .with_protocol_versions(VERSIONS)
+                .map_err(|error| Error::invalid(format!("tls: {error}")))?;
+            let builder = match verifier {
+                Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
+                None => builder.with_no_client_auth(),
+            };
+            let chain = certificates("tls.cert_file", cert)?;
+            let mut config = builder
+                .with_single_cert(chain, key("tls.key_file", private)?)
+                .map_err(|error| Error::invalid(format!("certificate and key: {error}")))?;
+            config.alpn_protocols = vec![protocol(door).to_vec()];
+            Ok(Arc::new(config))
         };
-        let chain = certificates("tls.cert_file", cert)?;
-        let mut config = builder
-            .with_single_cert(chain, key("tls.key_file", private)?)
-            .map_err(|error| Error::invalid(format!("certificate and key: {error}")))?;
-        config.alpn_protocols = vec![protocol(door).to_vec()];
-        Ok(Arc::new(config))
-    };
     Ok(Doors {
         grpc: door(Door::Grpc, verifier.as_ref())?,
         bulk: door(Door::Bulk, verifier.as_ref())?,

@@ -50,11 +50,7 @@ pub(in crate::client) struct Connection {
 
 impl Connection {
     /// Connects, by the Unix socket if there is one here, and says hello.
-    pub(super) async fn dial(
-        port: &BulkPort,
-        session: &Bytes,
-        access: &Access,
-    ) -> Result<Self> {
+    pub(super) async fn dial(port: &BulkPort, session: &Bytes, access: &Access) -> Result<Self> {
         if !port.unix.is_empty()
             && let Ok(io) = UnixStream::connect(&port.unix).await
         {

@@ -90,7 +90,8 @@ impl Client {
         }
         let deadline = self.options().connect_deadline;
         let deadline = if must { deadline } else { deadline.min(DIAL_DEADLINE) };
-        let dialled = timeout(deadline, Connection::dial(&port, session, &self.shared.access)).await;
+        let dialled =
+            timeout(deadline, Connection::dial(&port, session, &self.shared.access)).await;
         match dialled
             .unwrap_or_else(|_elapsed| Err(timed_out("connect to the bulk port", deadline)))
         {

@@ -286,8 +286,10 @@ impl NamespaceTable {
     }
 
     fn note_root(&self, interned: &mut Interned, identity: &Identity) -> Vec<String> {
-        let roots =
-            interned.roots.entry(rootless_id(&self.secret, identity)).or_insert_with(|| Roots::of(identity));
+        let roots = interned
+            .roots
+            .entry(rootless_id(&self.secret, identity))
+            .or_insert_with(|| Roots::of(identity));
         roots.see(identity);
         roots.mismatch().iter().map(ToString::to_string).collect()
     }

@@ -1,0 +1,199 @@
+//! Tokens and certificates that change while traffic flows.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use kvstrata::client::{
+    Client, GetOptions, Handle, Path as Way, Session, SessionState, TlsOptions,
+};
+use kvstrata_tiers::error::ErrorKind;
+use tokio::task::JoinHandle;
+
+use super::{A, B, Files, OPERATOR, assert_no_token, metric, options, pki::Ca};
+use crate::{
+    client::{Seen, batch, hashes, namespace},
+    harness::{SERVER_WAIT, Server, wait_until},
+};
+
+/// The token that takes the place of the first one.
+const NEXT: &str = "tenant-a-next--0123456789-0123456789";
+const PARTS: [u32; 1] = [4096];
+
+/// A client that gets a block over and over; a call that fails ends it.
+struct Traffic {
+    rounds: Arc<AtomicU32>,
+    stop: Arc<AtomicBool>,
+    running: JoinHandle<()>,
+}
+
+struct Caller {
+    client: Client,
+    handle: Handle,
+    session: Session,
+}
+
+impl Caller {
+    async fn open(server: &Server, token: &str, way: Way, tls: Option<TlsOptions>) -> Self {
+        let client = Client::connect(server.grpc(), options(token, way, tls)).await.unwrap();
+        let handle = client.open(namespace(&PARTS)).await.unwrap();
+        let session = client.session("caller").await.unwrap();
+        handle.put(&session, &batch(0..4, &PARTS)).await.unwrap();
+        Self { client, handle, session }
+    }
+
+    async fn get(&self) -> kvstrata_tiers::error::Result<()> {
+        let mut seen = Seen::default();
+        self.handle.get(&hashes(0..4), GetOptions::default(), &mut seen).await?;
+        assert_eq!(seen.blocks.len(), 4);
+        Ok(())
+    }
+
+    fn traffic(self) -> Traffic {
+        let (rounds, stop) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counts, stops) = (Arc::clone(&rounds), Arc::clone(&stop));
+        let running = tokio::spawn(async move {
+            while !stops.load(Ordering::Relaxed) {
+                self.get().await.unwrap();
+                counts.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            assert_eq!(self.session.state(), SessionState::Open);
+        });
+        Traffic { rounds, stop, running }
+    }
+}
+
+impl Traffic {
+    fn rounds(&self) -> u32 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+
+    /// Ends it; it must have gone on since `before`, and nothing may have failed.
+    async fn end(self, before: u32) {
+        let rounds = Arc::clone(&self.rounds);
+        wait_until("traffic flows", SERVER_WAIT, async || {
+            rounds.load(Ordering::Relaxed) > before + 10
+        })
+        .await;
+        self.stop.store(true, Ordering::Relaxed);
+        self.running.await.unwrap();
+    }
+}
+
+/// Waits until files were loaded, or found to be of no use, so often.
+async fn reloaded(
+    server: &Server,
+    ca: Option<&std::path::Path>,
+    what: &str,
+    outcome: &str,
+    count: f64,
+) {
+    let series = format!("kvstrata_reloads_total{{what=\"{what}\",outcome=\"{outcome}\"}}");
+    wait_until(&series, SERVER_WAIT, async || metric(server, ca, &series).await >= count).await;
+    assert_eq!(metric(server, ca, &series).await, count);
+}
+
+async fn assert_tokens_rotate(way: Way) {
+    let files = Files::new();
+    let server = files.tokens().start().await;
+    let old = Caller::open(&server, A, way, None).await;
+    let bystander = Caller::open(&server, B, way, None).await.traffic();
+    old.get().await.unwrap();
+
+    let rest = format!("b {B}\nops {OPERATOR} operator\n");
+    files.write("tokens", &format!("a {A}\na {NEXT}\n{rest}"));
+    reloaded(&server, None, "tokens", "ok", 1.0).await;
+    // Both are the same tenant: what one has put the other finds.
+    let next = Caller::open(&server, NEXT, way, None).await;
+    assert_eq!(next.handle.id(), old.handle.id());
+    old.get().await.unwrap();
+    assert_eq!(old.session.state(), SessionState::Open);
+    let next = next.traffic();
+
+    files.write("tokens", &format!("a {NEXT}\n{rest}"));
+    reloaded(&server, None, "tokens", "ok", 2.0).await;
+    wait_until("the session ends", SERVER_WAIT, async || {
+        matches!(old.session.state(), SessionState::Ended(_))
+    })
+    .await;
+    let refused = old.client.stats().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unauthenticated, "{refused}");
+    let refused = old.get().await.unwrap_err();
+    assert!(
+        matches!(refused.kind(), ErrorKind::Unauthenticated | ErrorKind::Unavailable),
+        "{refused}"
+    );
+    let refused = old.get().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unauthenticated, "{refused}");
+
+    files.write("tokens", "a short\n");
+    reloaded(&server, None, "tokens", "failed", 1.0).await;
+    files.write("tokens", &format!("a {NEXT}\n{rest}c {A}\n"));
+    reloaded(&server, None, "tokens", "ok", 3.0).await;
+    // The old token is valid again, and somebody else's.
+    assert!(old.client.stats().await.unwrap().namespaces.is_empty());
+    for traffic in [next, bystander] {
+        let before = traffic.rounds();
+        traffic.end(before).await;
+    }
+    drop(old);
+    let log = server.stop(&["files changed and cannot be used"]).await;
+    assert_no_token(&log);
+    assert!(!log.contains(NEXT), "a token is in the log");
+    assert!(log.contains("line 1: token: 5 characters given"), "{log}");
+}
+
+#[tokio::test]
+async fn tokens_change_while_traffic_flows_over_grpc() {
+    assert_tokens_rotate(Way::Grpc).await;
+}
+
+#[tokio::test]
+async fn tokens_change_while_traffic_flows_over_bulk() {
+    assert_tokens_rotate(Way::Bulk).await;
+}
+
+#[tokio::test]
+async fn certificates_change_while_traffic_flows() {
+    let (first, second) = (Files::new(), Files::new());
+    Ca::new().give(&first);
+    Ca::new().give(&second);
+    let server = first.tls().start().await;
+    let grpc = Caller::open(&server, A, Way::Grpc, Some(first.trusting())).await.traffic();
+    let bulk = Caller::open(&server, A, Way::Bulk, Some(first.trusting())).await.traffic();
+
+    for name in ["cert", "key"] {
+        first.write(name, &std::fs::read_to_string(second.path(name)).unwrap());
+    }
+    let ca = second.path("ca");
+    let refused = async |files: &Files| {
+        let options = options(A, Way::Grpc, Some(files.trusting()));
+        Client::connect(server.grpc(), options).await.err().map(|error| error.kind())
+    };
+    wait_until("the next certificate", SERVER_WAIT, async || refused(&second).await.is_none())
+        .await;
+    assert_eq!(refused(&first).await, Some(ErrorKind::Unauthenticated));
+    reloaded(&server, Some(&ca), "tls", "ok", 1.0).await;
+
+    // One that cannot be used changes nothing.
+    first.write("key", "no key");
+    reloaded(&server, Some(&ca), "tls", "failed", 1.0).await;
+    assert_eq!(refused(&second).await, None);
+    // Nor do files that are gone.
+    std::fs::remove_file(first.path("cert")).unwrap();
+    reloaded(&server, Some(&ca), "tls", "failed", 2.0).await;
+    let late = Caller::open(&server, A, Way::Bulk, Some(second.trusting())).await;
+    late.get().await.unwrap();
+
+    for traffic in [grpc, bulk] {
+        let before = traffic.rounds();
+        traffic.end(before).await;
+    }
+    drop(late);
+    assert_no_token(&server.stop(&["files changed and cannot be used"]).await);
+}
