@@ -20,7 +20,10 @@ use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
 pub use self::token::Token;
-use crate::metrics::{Door, TrustMetrics, Unproven};
+use crate::{
+    id::random_key,
+    metrics::{Door, TrustMetrics, Unproven},
+};
 
 /// The tenant of every client where there are no tokens.
 pub const ONLY_TENANT: &str = "default";
@@ -96,10 +99,7 @@ impl Gate {
     /// # Errors
     /// `Internal` if the system has no random bytes.
     pub fn closed(metrics: TrustMetrics) -> Result<Self> {
-        let [low, high] = [crate::id::random_bytes()?, crate::id::random_bytes()?];
-        let mut key = [0; 32];
-        key.copy_from_slice(&[low, high].concat());
-        let admission = Admission::Bearers { key, known: RwLock::default() };
+        let admission = Admission::Bearers { key: random_key()?, known: RwLock::default() };
         Ok(Self { shared: Arc::new(Shared { metrics, admission }) })
     }
 

@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use blake3::Hash;
 use kvstrata_tiers::error::{Error, Result};
 
-use crate::id::random_bytes;
+use crate::id::random_key;
 use crate::limits::{BULK_TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
 
 /// A bearer token. What is printed of it is its length.
@@ -24,8 +24,7 @@ impl Token {
     /// # Errors
     /// `Internal` if the system has no random bytes.
     pub fn random() -> Result<Self> {
-        let halves: [[u8; 16]; 2] = [random_bytes()?, random_bytes()?];
-        Ok(Self(hex::encode(halves.concat()).into()))
+        Ok(Self(hex::encode(random_key()?).into()))
     }
 
     pub(super) fn hash(&self, key: &[u8; 32]) -> Hash {
