@@ -78,7 +78,7 @@ impl<Of: Named> fmt::Debug for Id<Of> {
 /// # Errors
 /// `Internal` if the system has no randomness.
 pub fn random_seed() -> Result<u64> {
-    let [a, b, c, d, e, f, g, h, ..] = random()?;
+    let [a, b, c, d, e, f, g, h, ..] = random_bytes()?;
     Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 

@@ -5,8 +5,10 @@ use std::{fmt, str::FromStr};
 use blake3::Hash;
 use kvstrata_tiers::error::{Error, Result};
 
-use crate::id::random_key;
-use crate::limits::{BULK_TOKEN_BYTES_MAX, TOKEN_BYTES_MIN};
+use crate::{
+    id::random_key,
+    limits::{BULK_TOKEN_BYTES_MAX, TOKEN_BYTES_MIN},
+};
 
 /// A bearer token. What is printed of it is its length.
 #[derive(Clone, PartialEq, Eq)]

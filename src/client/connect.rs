@@ -11,7 +11,7 @@ use super::{
     access::{Access, Carrier, address_of, dialled},
     bulk::Pool,
     members::Members,
-    status::error_of,
+    status::{error_of, root},
 };
 use crate::{auth::Token, tls::TlsOptions};
 
@@ -260,13 +260,4 @@ fn cannot_connect(kind: ErrorKind, endpoint: &str) -> Error {
             "cannot connect to {endpoint}: is the server running? start it with `kvstrata serve`"
         ),
     )
-}
-
-/// The innermost cause: the layers above it only say "transport error".
-fn root(error: &tonic::transport::Error) -> Box<dyn std::error::Error + Send + Sync> {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string().into()
 }

@@ -19,7 +19,8 @@ const RETRY_AFTER_DEFAULT: Duration = Duration::from_millis(100);
 pub fn error_of(doing: &str, status: &Status) -> Error {
     let kind = kind_of(status);
     let message = status.message();
-    Error::new(kind, format!("{doing}: {message}{}", advice(kind)))
+    let why = status.source().map(|error| format!(" ({})", root(error))).unwrap_or_default();
+    Error::new(kind, format!("{doing}: {message}{why}{}", advice(kind)))
 }
 
 /// Returns an error for a reply that breaks the wire contract.
@@ -30,6 +31,15 @@ pub(super) fn broken_contract(doing: &str, what: &str) -> Error {
             "{doing}: the server broke the contract: {what} (do client and server versions match?)"
         ),
     )
+}
+
+/// The innermost cause: the layers above it only say "transport error".
+pub(super) fn root(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
 }
 
 fn kind_of(status: &Status) -> ErrorKind {
