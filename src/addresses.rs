@@ -9,9 +9,10 @@ use crate::{
     bulk,
     config::{Auto, Config, PathText},
     id,
+    metrics::Door,
     node::{BulkPort, Member, Members},
     server::ServeError,
-    tls::Entry,
+    trust::Trust,
 };
 
 /// Where a server can be reached: what `--print-addresses` prints.
@@ -48,11 +49,12 @@ pub(crate) fn node_name(config: &Config) -> String {
 pub(crate) async fn listen_bulk(
     config: &Config,
     grpc: SocketAddr,
-    entry: Entry,
+    trust: &Trust,
 ) -> Result<(Vec<bulk::Listener>, Option<SocketAddr>, Option<BulkPort>), ServeError> {
     let (mut listeners, mut bound) = (Vec::new(), None);
     if let Some(address) = config.server.bulk_address() {
         let (listener, at) = listen("server.bulk_listen", address).await?;
+        let entry = trust.entry(Door::Bulk, bulk::plain_answer());
         listeners.push(bulk::Listener::Tcp(listener, entry));
         bound = Some(at);
     }

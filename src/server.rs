@@ -154,8 +154,7 @@ impl Server {
         let server_metrics = ServerMetrics::register(ours);
         let gauges = StoreGauges::register(ours);
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
-        let entry = trust.entry(Door::Bulk, bulk::plain_answer());
-        let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, entry).await?;
+        let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
 
         let tier_metrics = TierMetrics::register(&mut registry);
         let namespaces = Arc::new(namespaces);
