@@ -1,6 +1,6 @@
 //! What a server refuses to start with, and what it says then.
 
-use super::{Files, pki::Ca};
+use super::{A, Files, assert_no_token, pki::Ca};
 use crate::harness::{Server, command};
 
 /// Exit code and what was said of a check of these settings.
@@ -85,4 +85,35 @@ async fn files_that_cannot_be_used_are_named_and_never_quoted() {
         Server::builder().set("auth.tokens_file", "/nowhere/tokens").start_refused().await;
     assert_eq!(missing.0, Some(1));
     assert!(missing.1.contains("auth.tokens_file: read /nowhere/tokens"), "{}", missing.1);
+}
+
+#[tokio::test]
+async fn the_command_line_shows_a_token_and_never_prints_one() {
+    let files = Files::new();
+    Ca::new().give(&files);
+    let server = files.tls().start().await;
+    let home = tempfile::tempdir().unwrap();
+    let stats = |token: &str, ca: bool| {
+        let mut command = command(&home);
+        command.args(["stats", "--endpoint", server.grpc()]).env("KVSTRATA_TOKEN", token);
+        if ca {
+            command.env("KVSTRATA_TLS_CA", files.path("ca"));
+        }
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(stats(A, true), (Some(0), String::new()));
+    let (code, said) = stats(A, false);
+    assert!(code == Some(1) && said.contains("this port speaks TLS"), "{said}");
+    let wrong = format!("{A}-wrong");
+    let (code, said) = stats(&wrong, true);
+    assert!(code == Some(1) && said.contains("not valid here"), "{said}");
+    let (code, short) = stats("hunter2", true);
+    assert!(code == Some(64) && short.contains("7 characters given"), "{short}");
+    let (code, none) = stats("", true);
+    assert!(code == Some(1) && none.contains("none given"), "{none}");
+    for said in [said, short, none, server.stop(&[]).await] {
+        assert_no_token(&said);
+        assert!(!said.contains("hunter2") && !said.contains(&wrong), "{said}");
+    }
 }
