@@ -130,7 +130,7 @@ async fn an_expired_certificate_is_refused_and_one_for_another_name_wants_that_n
 async fn a_plain_client_is_told_at_once_in_its_own_protocol() {
     let files = Files::new();
     Ca::new().give(&files);
-    let server = files.tls().start().await;
+    let server = files.tls().dram("512MiB").start().await;
     let error = refusal(server.grpc(), options(A, Way::Grpc, None)).await;
     assert!(error.to_string().contains("this port speaks TLS: use https://"), "{error}");
 

@@ -21,8 +21,8 @@ use crate::metrics::{Door, TrustMetrics};
 
 /// How every client of TLS begins: the type of a record.
 const HANDSHAKE: u8 = 0x16;
-/// Read of a client that speaks no TLS before it is told: what is unread would cut the answer off.
-const UNREAD_BYTES: usize = 16 * 1024;
+/// Discarded at a time of what a client says that speaks no TLS.
+const DISCARD_BYTES: usize = 4096;
 
 /// See the module.
 #[derive(Debug)]
@@ -36,6 +36,9 @@ enum State {
     New(TcpStream, Entry),
     Handshake(Box<Accept<TcpStream>>, Entry),
     Encrypted(Box<TlsStream<TcpStream>>),
+    /// The client has been told that this is TLS: it is listened to until it hangs up, because a
+    /// connection that is closed under a client that speaks cuts the answer off.
+    Told(TcpStream),
     Failed,
 }
 
@@ -82,7 +85,7 @@ impl Stream {
     /// The socket, unless the connection has failed.
     pub(crate) fn socket(&self) -> Option<&TcpStream> {
         match &self.state {
-            State::Plain(io) | State::New(io, _) => Some(io),
+            State::Plain(io) | State::New(io, _) | State::Told(io) => Some(io),
             State::Encrypted(io) => Some(io.get_ref().0),
             State::Handshake(..) | State::Failed => None,
         }
@@ -96,7 +99,15 @@ impl Stream {
                     let mut first = [0];
                     let mut room = ReadBuf::new(&mut first);
                     let peeked = ready!(io.poll_peek(cx, &mut room));
-                    self.begin(peeked.map(|_bytes| room.filled().first().copied()))?;
+                    self.begin(cx, peeked.map(|_bytes| room.filled().first().copied()))?;
+                }
+                State::Told(io) => {
+                    let mut nowhere = [0; DISCARD_BYTES];
+                    let mut room = ReadBuf::new(&mut nowhere);
+                    ready!(Pin::new(io).poll_read(cx, &mut room))?;
+                    if room.filled().is_empty() {
+                        self.state = State::Failed;
+                    }
                 }
                 State::Handshake(accept, entry) => {
                     let done = ready!(Pin::new(accept.as_mut()).poll(cx));
@@ -113,8 +124,8 @@ impl Stream {
     }
 
     /// Begins the handshake, now that the first byte has come, if one has.
-    fn begin(&mut self, first: io::Result<Option<u8>>) -> io::Result<()> {
-        let State::New(io, entry) = std::mem::replace(&mut self.state, State::Failed) else {
+    fn begin(&mut self, cx: &mut Context<'_>, first: io::Result<Option<u8>>) -> io::Result<()> {
+        let State::New(mut io, entry) = std::mem::replace(&mut self.state, State::Failed) else {
             return Ok(());
         };
         match first? {
@@ -127,10 +138,12 @@ impl Stream {
             }
             Some(_other) => {
                 entry.metrics.record_tls_failure(entry.door);
-                // It is told if there is room for it, which there is on a new connection.
-                drop(io.try_read(&mut [0; UNREAD_BYTES]));
+                debug!(door = entry.door.name(), "a client speaks no TLS");
+                // There is room for it on a new connection; a client that is gone needs none.
                 drop(io.try_write(&entry.plain_answer));
-                Err(io::Error::new(io::ErrorKind::InvalidData, "the client speaks no TLS"))
+                drop(Pin::new(&mut io).poll_shutdown(cx));
+                self.state = State::Told(io);
+                Ok(())
             }
         }
     }
@@ -143,6 +156,7 @@ impl std::fmt::Debug for State {
             Self::New(..) => "New",
             Self::Handshake(..) => "Handshake",
             Self::Encrypted(_) => "Encrypted",
+            Self::Told(_) => "Told",
             Self::Failed => "Failed",
         })
     }
@@ -158,7 +172,9 @@ impl AsyncRead for Stream {
         match &mut self.state {
             State::Plain(io) => Pin::new(io).poll_read(cx, buf),
             State::Encrypted(io) => Pin::new(io.as_mut()).poll_read(cx, buf),
-            State::New(..) | State::Handshake(..) | State::Failed => not_connected(),
+            State::New(..) | State::Handshake(..) | State::Told(_) | State::Failed => {
+                not_connected()
+            }
         }
     }
 }
@@ -173,7 +189,9 @@ impl AsyncWrite for Stream {
         match &mut self.state {
             State::Plain(io) => Pin::new(io).poll_write(cx, buf),
             State::Encrypted(io) => Pin::new(io.as_mut()).poll_write(cx, buf),
-            State::New(..) | State::Handshake(..) | State::Failed => not_connected(),
+            State::New(..) | State::Handshake(..) | State::Told(_) | State::Failed => {
+                not_connected()
+            }
         }
     }
 
@@ -186,7 +204,9 @@ impl AsyncWrite for Stream {
         match &mut self.state {
             State::Plain(io) => Pin::new(io).poll_write_vectored(cx, bufs),
             State::Encrypted(io) => Pin::new(io.as_mut()).poll_write_vectored(cx, bufs),
-            State::New(..) | State::Handshake(..) | State::Failed => not_connected(),
+            State::New(..) | State::Handshake(..) | State::Told(_) | State::Failed => {
+                not_connected()
+            }
         }
     }
 
@@ -199,7 +219,9 @@ impl AsyncWrite for Stream {
             State::Plain(io) => Pin::new(io).poll_flush(cx),
             State::Encrypted(io) => Pin::new(io.as_mut()).poll_flush(cx),
             // Nothing was written.
-            State::New(..) | State::Handshake(..) | State::Failed => Poll::Ready(Ok(())),
+            State::New(..) | State::Handshake(..) | State::Told(_) | State::Failed => {
+                Poll::Ready(Ok(()))
+            }
         }
     }
 
@@ -207,7 +229,7 @@ impl AsyncWrite for Stream {
         match &mut self.state {
             State::Plain(io) => Pin::new(io).poll_shutdown(cx),
             State::Encrypted(io) => Pin::new(io.as_mut()).poll_shutdown(cx),
-            State::New(..) | State::Handshake(..) | State::Failed => {
+            State::New(..) | State::Handshake(..) | State::Told(_) | State::Failed => {
                 self.state = State::Failed;
                 Poll::Ready(Ok(()))
             }
