@@ -58,7 +58,7 @@ pub fn router(
         .with_state(Pages { readiness, registry, gate, refresh: Arc::new(refresh) })
 }
 
-/// Where readers of pages come in, see [`Acceptor::of_pages`].
+/// Where readers of pages come in: few at a time, and none that says nothing for long.
 #[derive(Debug)]
 pub struct PageListener(Acceptor);
 
