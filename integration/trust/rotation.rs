@@ -105,6 +105,19 @@ fn others() -> String {
     format!("b {B}\nops {OPERATOR} operator\n")
 }
 
+/// A second token of the tenant lets in beside the first; returns the traffic of its client.
+async fn assert_joined(server: &Server, files: &Files, old: &Caller, way: Way) -> Traffic {
+    old.get().await.unwrap();
+    files.write("tokens", &format!("a {A}\na {NEXT}\n{}", others()));
+    reloaded(server, None, "tokens", "ok", 1.0).await;
+    let next = Caller::open(server, NEXT, way, None).await;
+    // What one has put the other finds.
+    assert_eq!(next.handle.id(), old.handle.id());
+    old.get().await.unwrap();
+    assert_eq!(old.session.state(), SessionState::Open);
+    next.traffic()
+}
+
 /// A client whose token is gone is let go, and so is what it had.
 async fn assert_let_go(old: &Caller) {
     wait_until("the session ends", SERVER_WAIT, async || {
@@ -133,17 +146,7 @@ async fn assert_tokens_rotate(way: Way) {
     let server = files.tokens().start().await;
     let old = Caller::open(&server, A, way, None).await;
     let bystander = Caller::open(&server, B, way, None).await.traffic();
-    old.get().await.unwrap();
-
-    files.write("tokens", &format!("a {A}\na {NEXT}\n{}", others()));
-    reloaded(&server, None, "tokens", "ok", 1.0).await;
-    // Both are the same tenant: what one has put the other finds.
-    let next = Caller::open(&server, NEXT, way, None).await;
-    assert_eq!(next.handle.id(), old.handle.id());
-    old.get().await.unwrap();
-    assert_eq!(old.session.state(), SessionState::Open);
-    let next = next.traffic();
-
+    let next = assert_joined(&server, &files, &old, way).await;
     files.write("tokens", &format!("a {NEXT}\n{}", others()));
     reloaded(&server, None, "tokens", "ok", 2.0).await;
     assert_let_go(&old).await;
