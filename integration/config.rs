@@ -59,10 +59,12 @@ fn the_environment_can_set_every_type() {
         ("KV_NVME__ENGINE", "io_uring"),
         ("KV_NVME__PATH", "/data"),
         ("KV_SERVER__GRPC_LISTEN", "127.0.0.1:1"),
+        ("KV_AUTH__ALLOW_ANONYMOUS", "true"),
+        ("KV_TLS__CERT_FILE", "none"),
     ];
     let config = load(&sources("", &env, &[])).unwrap();
     assert_eq!(config.dram.capacity, Auto::Given(Size(1 << 30)));
-    assert!(config.identity.shared_tenant);
+    assert!(config.identity.shared_tenant && config.auth.allow_anonymous);
     assert_eq!(config.log.format, LogFormat::Json);
     assert_eq!(config.node.name, Auto::Given("7".to_owned()));
     assert_eq!(config.nvme.daily_writes, Auto::Given(Maybe::None));
@@ -108,6 +110,8 @@ fn every_problem_is_reported_at_once_with_key_and_value() {
         ("nvme.segment_bytes", "3KiB"),
         ("server.colour", "\"blue\" (file)"),
         ("server.drain_grace", "1h"),
+        ("server.grpc_listen", "0.0.0.0:9400"),
+        ("server.http_listen", "0.0.0.0:9400"),
         ("server.http_listen", "0.0.0.0:9400"),
         ("surprise.a", "1 (file)"),
     ];
@@ -209,8 +213,10 @@ fn the_chart_knows_the_servers_keys() {
             keys.map(move |key| format!("{section}.{key}"))
         })
         .collect();
-    // The chart gives the pod's name and where it mounts the volume, whatever the values say.
+    // The chart gives the pod's name and where it mounts volumes and secrets, whatever the values say.
     known.extend(["node.name".to_owned(), "nvme.path".to_owned()]);
+    known.extend(["auth.allow_anonymous", "auth.tokens_file"].map(str::to_owned));
+    known.extend(["tls.cert_file", "tls.client_ca_file", "tls.key_file"].map(str::to_owned));
     known.sort();
     let keys: Vec<String> = Config::default().settings().into_iter().map(|(key, _)| key).collect();
     assert_eq!(known, keys);

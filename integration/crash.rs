@@ -55,9 +55,9 @@ fn kills_while_the_tier_evicts_bring_no_wrong_byte_and_nothing_back() {
 }
 
 #[test]
-fn a_server_without_nvme_forgets_and_serves_again() {
+fn a_server_without_nvme_forgets_and_serves_again_to_who_has_its_token() {
     let kills = ["--crash-every", "10..30", "--remove-share", "0.3", "--seed", "3"];
-    let ended = crash(&[["--dram", "256MiB"].as_slice(), &kills].concat());
+    let ended = crash(&[["--dram", "256MiB", "--tls"].as_slice(), &kills].concat());
     ended.assert_survived(10);
     assert_eq!(ended.of_kills("durable_blocks"), 0);
 }

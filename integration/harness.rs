@@ -138,6 +138,11 @@ impl Server {
         &self.addresses.grpc
     }
 
+    /// `host:port` of the pages.
+    pub(crate) fn http(&self) -> &str {
+        &self.addresses.http
+    }
+
     /// `host:port` of the bulk port.
     pub(crate) fn bulk(&self) -> &str {
         self.addresses.bulk.as_deref().unwrap()

@@ -32,5 +32,6 @@ mod skipped;
 mod tidy;
 mod tmpfs;
 mod traces;
+mod trust;
 mod verify;
 mod wire;

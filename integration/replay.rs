@@ -110,6 +110,18 @@ fn sampled_bytes_are_checked_too() {
 }
 
 #[test]
+fn a_server_with_tokens_and_tls_passes_over_both_paths() {
+    let trace = read(&sample(), &ReadOptions { requests_max: Some(60), ..Default::default() });
+    let expected = unbounded_hits(&trace.unwrap());
+    for path in ["grpc", "bulk"] {
+        let arguments = ["--tls", "--path", path, "--block-bytes", "16KiB", "--requests", "60"];
+        let ended = replay(&sample(), &[arguments.as_slice(), &["--dram", "256MiB"]].concat());
+        ended.assert_right();
+        assert_eq!(ended.hits(), expected, "{path}");
+    }
+}
+
+#[test]
 fn real_kv_blocks_come_back_unchanged() {
     let test = "real_kv_blocks_come_back_unchanged";
     let (Some(trace), Some(sample)) =

@@ -9,8 +9,10 @@ use crate::{
     bulk,
     config::{Auto, Config, PathText},
     id,
+    metrics::Door,
     node::{BulkPort, Member, Members},
     server::ServeError,
+    trust::Trust,
 };
 
 /// Where a server can be reached: what `--print-addresses` prints.
@@ -47,11 +49,13 @@ pub(crate) fn node_name(config: &Config) -> String {
 pub(crate) async fn listen_bulk(
     config: &Config,
     grpc: SocketAddr,
+    trust: &Trust,
 ) -> Result<(Vec<bulk::Listener>, Option<SocketAddr>, Option<BulkPort>), ServeError> {
     let (mut listeners, mut bound) = (Vec::new(), None);
     if let Some(address) = config.server.bulk_address() {
         let (listener, at) = listen("server.bulk_listen", address).await?;
-        listeners.push(bulk::Listener::Tcp(listener));
+        let entry = trust.entry(Door::Bulk, bulk::plain_answer());
+        listeners.push(bulk::Listener::Tcp(listener, entry));
         bound = Some(at);
     }
     let mut port = BulkPort { instance: id::random_bytes()?, ..BulkPort::default() };

@@ -8,8 +8,8 @@ use std::{io, net::SocketAddr, sync::Arc};
 use axum::{
     Router,
     extract::State,
-    http::{StatusCode, header},
-    response::IntoResponse,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse, Response},
     routing::get,
     serve::Listener,
 };
@@ -18,42 +18,55 @@ use tokio::net::TcpListener;
 
 use crate::{
     api::incoming::{Acceptor, Connection},
+    auth::{Gate, bearer_token},
+    metrics::Door,
     readiness::{Readiness, Status},
+    tls::Entry,
 };
 
 /// The OpenMetrics content type.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What a reader of pages is told that speaks no TLS.
+pub(crate) fn plain_answer() -> Vec<u8> {
+    let text = "this port speaks TLS: use https://\n";
+    let head = "HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n";
+    format!("{head}content-length: {}\r\n\r\n{text}", text.len()).into_bytes()
+}
 
 /// What the pages show.
 #[derive(Clone)]
 struct Pages {
     readiness: Readiness,
     registry: Arc<Registry>,
+    gate: Gate,
     refresh: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// The routes; `refresh` is called before a page of metrics is made.
+/// The routes; `refresh` is called before a page of metrics is made. Metrics are of all tenants: where
+/// `gate` asks for tokens, that of an operator is wanted for them.
 pub fn router(
     readiness: Readiness,
     registry: Arc<Registry>,
+    gate: Gate,
     refresh: impl Fn() + Send + Sync + 'static,
 ) -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
-        .with_state(Pages { readiness, registry, refresh: Arc::new(refresh) })
+        .with_state(Pages { readiness, registry, gate, refresh: Arc::new(refresh) })
 }
 
-/// Where readers of pages come in, see [`Acceptor::of_pages`].
+/// Where readers of pages come in: few at a time, and none that says nothing for long.
 #[derive(Debug)]
 pub struct PageListener(Acceptor);
 
 impl PageListener {
-    /// Accepts from `listener`.
+    /// Accepts from `listener` what begins as `entry` says.
     #[must_use]
-    pub fn new(listener: TcpListener) -> Self {
-        Self(Acceptor::of_pages(listener))
+    pub(crate) fn new(listener: TcpListener, entry: Entry) -> Self {
+        Self(Acceptor::of_pages(listener, entry))
     }
 }
 
@@ -80,14 +93,20 @@ async fn readyz(State(pages): State<Pages>) -> impl IntoResponse {
     }
 }
 
-async fn metrics(State(pages): State<Pages>) -> impl IntoResponse {
+async fn metrics(State(pages): State<Pages>, headers: HeaderMap) -> Response {
+    let header = headers.get(header::AUTHORIZATION);
+    let token = header.and_then(|header| bearer_token(header.as_bytes()));
+    if let Err(refused) = pages.gate.admit_operator(Door::Http, token) {
+        let scheme = [(header::WWW_AUTHENTICATE, "Bearer")];
+        return (StatusCode::UNAUTHORIZED, scheme, format!("{refused}\n")).into_response();
+    }
     (pages.refresh)();
     let mut page = String::new();
     match text::encode(&mut page, &pages.registry) {
-        Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, OPENMETRICS)], page),
+        Ok(()) => (StatusCode::OK, [(header::CONTENT_TYPE, OPENMETRICS)], page).into_response(),
         Err(why) => {
             let plain = [(header::CONTENT_TYPE, "text/plain")];
-            (StatusCode::INTERNAL_SERVER_ERROR, plain, format!("{why}\n"))
+            (StatusCode::INTERNAL_SERVER_ERROR, plain, format!("{why}\n")).into_response()
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The random ids that clients hold: whoever knows one may use what it names.
+//! The random ids that clients hold: whoever of their tenant knows one may use what it names.
 
 use std::{fmt, marker::PhantomData};
 
@@ -78,7 +78,7 @@ impl<Of: Named> fmt::Debug for Id<Of> {
 /// # Errors
 /// `Internal` if the system has no randomness.
 pub fn random_seed() -> Result<u64> {
-    let [a, b, c, d, e, f, g, h, ..] = random()?;
+    let [a, b, c, d, e, f, g, h, ..] = random_bytes()?;
     Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
 }
 
@@ -90,8 +90,16 @@ pub fn random_bytes() -> Result<[u8; ID_BYTES]> {
     random()
 }
 
-fn random() -> Result<[u8; ID_BYTES]> {
-    let mut bytes = [0; ID_BYTES];
+/// A key or a token that nobody can guess.
+///
+/// # Errors
+/// `Internal` if the system has no randomness.
+pub fn random_key() -> Result<[u8; 32]> {
+    random()
+}
+
+fn random<const N: usize>() -> Result<[u8; N]> {
+    let mut bytes = [0; N];
     match rand::rngs::SysRng.try_fill_bytes(&mut bytes) {
         Ok(()) => Ok(bytes),
         Err(why) => Err(Error::new(ErrorKind::Internal, "make a random id").because(why)),

@@ -6,6 +6,7 @@
 
 pub mod addresses;
 pub mod api;
+pub mod auth;
 pub mod budget;
 mod bulk;
 pub mod cli;
@@ -24,9 +25,12 @@ mod numbers;
 mod nvme;
 mod object;
 pub mod readiness;
+mod reload;
 pub mod replay;
 pub mod server;
 pub mod session;
 pub mod sim;
 pub mod tasks;
+mod tls;
 pub mod trace;
+mod trust;

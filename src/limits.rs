@@ -101,6 +101,12 @@ pub const BULK_PIECE_BYTES: usize = 256 * 1024;
 pub const BULK_CREDIT_BYTES_MIN: u32 = 256 * 1024;
 /// The longest token.
 pub const BULK_TOKEN_BYTES_MAX: usize = 4096;
+/// The shortest token: half as long as what `openssl rand -hex 32` makes, and still 128 random bits.
+pub const TOKEN_BYTES_MIN: usize = 32;
+/// Tokens in the file: a few for each tenant.
+pub const TOKENS_MAX: usize = 65_536;
+/// The longest name of a tenant: that of a DNS name.
+pub const TENANT_BYTES_MAX: usize = 253;
 /// The longest text of a refusal.
 pub const BULK_TEXT_BYTES_MAX: usize = 4096;
 /// Longest time for a frame, from its first byte to its last, in either direction: 140 kB/s.

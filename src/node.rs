@@ -3,21 +3,25 @@
 use std::sync::Arc;
 
 use kvstrata_tiers::{
-    error::{Error, ErrorKind, Result},
-    namespace::{Namespace, NamespaceSpec, NamespaceTable},
+    error::Result,
+    namespace::{Namespace, NamespaceTable},
     stack::{Pin, Stack},
 };
 use tokio::{sync::Semaphore, time::Instant};
 
-use crate::{lease::LeaseTable, metrics::ServerMetrics, session::SessionTable, tasks::Tasks};
+use crate::{
+    auth::Bearer,
+    id::SessionId,
+    lease::LeaseTable,
+    metrics::ServerMetrics,
+    session::{Session, SessionTable},
+    tasks::Tasks,
+};
 
 /// The leases of a server: what they hold are pins of the store.
 pub type Leases = LeaseTable<Vec<Pin>>;
 /// The sessions of a server.
 pub type Sessions = SessionTable<Vec<Pin>>;
-
-/// The tenant of every client until there is authentication; every path asks here already.
-pub(crate) const ONLY_TENANT: &str = "default";
 
 /// What the calls work on.
 #[derive(Debug)]
@@ -85,18 +89,12 @@ pub struct BulkPort {
 
 impl Node {
     /// The namespace with this id, if it is the tenant's: those of others do not exist for it.
-    pub(crate) fn namespace(&self, tenant: &str, id: &[u8]) -> Result<Arc<Namespace>> {
-        let namespace = self.namespaces.get(id)?;
-        let owner = match namespace.spec() {
-            NamespaceSpec::Engine(identity) => &identity.tenant,
-            NamespaceSpec::Opaque { tenant, .. } => tenant,
-        };
-        if owner != tenant {
-            return Err(Error::new(
-                ErrorKind::UnknownNamespace,
-                "namespace_id: not known here; open it first",
-            ));
-        }
-        Ok(namespace)
+    pub(crate) fn namespace(&self, bearer: &Bearer, id: &[u8]) -> Result<Arc<Namespace>> {
+        self.namespaces.get_for(bearer.tenant(), id)
+    }
+
+    /// The open session with this id, if it is the tenant's: those of others do not exist for it.
+    pub(crate) fn session(&self, bearer: &Bearer, id: SessionId) -> Result<Arc<Session>> {
+        self.sessions.find(bearer.tenant(), id)
     }
 }

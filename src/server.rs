@@ -14,7 +14,6 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::FusedFuture};
-use kvstrata_proto::v1::block_cache_server::SERVICE_NAME;
 use kvstrata_tiers::{
     metrics::TierMetrics,
     namespace::NamespaceTable,
@@ -26,18 +25,13 @@ use kvstrata_tiers::{
 };
 use prometheus_client::registry::Registry;
 use thiserror::Error;
-use tokio::{
-    net::TcpListener,
-    sync::{Semaphore, watch},
-    time::Instant,
-};
-use tonic_health::{ServingStatus, server::HealthReporter};
+use tokio::{net::TcpListener, sync::Semaphore, time::Instant};
 use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
     addresses::{Addresses, listen, listen_bulk, members, node_name},
-    api::{self, Calls, Framed, incoming},
+    api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
     config::{Config, Problems},
@@ -48,12 +42,13 @@ use crate::{
         BULK_CONNECTIONS_MAX, CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX,
         PREFETCHES_MAX,
     },
-    metrics::{self, ServerMetrics, StoreGauges},
+    metrics::{self, Door, ServerMetrics, StoreGauges},
     node::{Leases, Node, Sessions},
     nvme::{self, NvmeError, NvmeTier},
     object::{self, Below, ObjectTier},
     readiness::{Latch, Readiness},
     tasks::Tasks,
+    trust::Trust,
 };
 
 /// Time after the drain for connections to close and tasks to end: they have nothing left to do but
@@ -61,8 +56,6 @@ use crate::{
 const CLOSE_GRACE: Duration = Duration::from_secs(6);
 /// Time for connections to close after that: longer than a round trip, shorter than the above.
 const CONNECTIONS_GRACE: Duration = Duration::from_secs(1);
-/// The health service's name for "the process lives", which never depends on anything.
-const LIVENESS: &str = "liveness";
 
 /// Why a server did not start or had to stop.
 #[derive(Debug, Error)]
@@ -73,6 +66,9 @@ pub enum ServeError {
     /// There is no secret.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// Tokens or certificates cannot be used.
+    #[error(transparent)]
+    Trust(kvstrata_tiers::error::Error),
     /// The store did not open.
     #[error("open the store: {0}")]
     Store(#[from] kvstrata_tiers::error::Error),
@@ -117,6 +113,7 @@ pub struct Server {
     staging: u64,
     node: Arc<Node>,
     calls: Calls,
+    trust: Trust,
     gauges: StoreGauges,
     registry: Arc<Registry>,
     readiness: Readiness,
@@ -152,12 +149,13 @@ impl Server {
         }
         let (grpc, grpc_at) = listen("server.grpc_listen", config.server.grpc_listen).await?;
         let (http, http_at) = listen("server.http_listen", config.server.http_listen).await?;
-        let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at).await?;
-
         let mut registry = Registry::default();
         let ours = registry.sub_registry_with_prefix(metrics::PREFIX);
         let server_metrics = ServerMetrics::register(ours);
         let gauges = StoreGauges::register(ours);
+        let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
+        let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
+
         let tier_metrics = TierMetrics::register(&mut registry);
         let namespaces = Arc::new(namespaces);
         let name = node_name(config);
@@ -200,6 +198,7 @@ impl Server {
             staging: budget.staging,
             node: Arc::new(node),
             calls: Calls::new(server_metrics),
+            trust,
             gauges,
             registry: Arc::new(registry),
             readiness,
@@ -228,6 +227,7 @@ impl Server {
         shutdown: impl Future<Output = ()>,
         ready: impl FnOnce(Addresses),
     ) -> Result<(), ServeError> {
+        self.trust.follow(&self.node.tasks);
         self.spawn_http();
         self.spawn_store_tasks();
         let mut shutdown = pin!(shutdown.fuse());
@@ -297,14 +297,19 @@ impl Server {
             .register_encoded_file_descriptor_set(kvstrata_proto::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
             .build_v1()?;
-        let (reporter, health) = tonic_health::server::health_reporter();
+        let (health, following) = api::health(self.readiness.watch());
+        let gate = &self.trust.gate;
         let router = api::transport()
             .layer(MapResponseLayer::new(api::correct_unreadable))
             .add_service(health)
-            .add_service(reflection)
-            .add_service(Framed::new(Arc::clone(&self.node), self.calls.clone()));
+            .add_service(Guarded::new(reflection, gate.clone()))
+            .add_service(Guarded::new(
+                Framed::new(Arc::clone(&self.node), self.calls.clone()),
+                gate.clone(),
+            ));
         let open = self.node.metrics.connections.clone();
-        let connections = incoming::connections(listener, CONNECTIONS_MAX, open);
+        let entry = self.trust.entry(Door::Grpc, incoming::plain_answer());
+        let connections = incoming::connections(listener, entry, CONNECTIONS_MAX, open);
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
         tasks.spawn_critical("grpc", async move {
@@ -321,10 +326,9 @@ impl Server {
             }
         });
         let stop = tasks.stop_token();
-        let ready = self.readiness.watch();
         tasks.spawn("health", async move {
             // Ends with the server; health has nothing to clean up.
-            stop.run_until_cancelled(follow_readiness(reporter, ready)).await;
+            stop.run_until_cancelled(following).await;
         });
         Ok(())
     }
@@ -337,7 +341,8 @@ impl Server {
         let room = Arc::new(Semaphore::new(kibibytes.min(Semaphore::MAX_PERMITS)));
         let open = node.metrics.bulk_connections.clone();
         let places = incoming::Places::new(BULK_CONNECTIONS_MAX, open);
-        let bulk = Arc::new(Bulk { node, calls, instance, room });
+        let gate = self.trust.gate.clone();
+        let bulk = Arc::new(Bulk { node, calls, gate, instance, room });
         for listener in self.bulk.drain(..) {
             let serving = bulk::serve(listener, Arc::clone(&bulk), places.clone());
             self.node.tasks.spawn_critical("bulk", serving);
@@ -348,12 +353,14 @@ impl Server {
         let Some(listener) = self.http.take() else { return };
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
         let refresh = move || gauges.show(&stack);
-        let pages = http::router(self.readiness.clone(), Arc::clone(&self.registry), refresh);
+        let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
+        let pages = http::router(self.readiness.clone(), registry, gate, refresh);
+        let entry = self.trust.entry(Door::Http, http::plain_answer());
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
         tasks.spawn_critical("http", async move {
             let stopped = stop.clone().cancelled_owned();
-            let listener = http::PageListener::new(listener);
+            let listener = http::PageListener::new(listener, entry);
             let serving = axum::serve(listener, pages).with_graceful_shutdown(stopped);
             if let Err(why) = serving.await {
                 error!(error = %why, "HTTP listener failed");
@@ -434,23 +441,6 @@ async fn close(tasks: &Tasks, colder: &Colder) -> Vec<&'static str> {
         warn!(%error, "nvme not closed well: the next start reads what it left");
     }
     late
-}
-
-/// Tells health watchers what readiness says; liveness is always well.
-async fn follow_readiness(reporter: HealthReporter, mut ready: watch::Receiver<bool>) {
-    reporter.set_service_status(LIVENESS, ServingStatus::Serving).await;
-    loop {
-        let status = if *ready.borrow_and_update() {
-            ServingStatus::Serving
-        } else {
-            ServingStatus::NotServing
-        };
-        reporter.set_service_status("", status).await;
-        reporter.set_service_status(SERVICE_NAME, status).await;
-        if ready.changed().await.is_err() {
-            return;
-        }
-    }
 }
 
 fn lease_limits(config: &Config, budget: &Budget) -> LeaseLimits {

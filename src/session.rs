@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::{
+    auth::Bearer,
     id::SessionId,
     lease::{LeaseTable, session_ended},
     limits::{PUTS_PER_SESSION_MAX, RETRY_AFTER_COUNT, SESSION_EVENTS_MAX, SESSIONS_MAX},
@@ -43,6 +44,7 @@ pub enum Event {
 pub struct Session {
     id: SessionId,
     client: String,
+    bearer: Arc<Bearer>,
     opened: Instant,
     ended: CancellationToken,
     events: mpsc::Sender<Event>,
@@ -98,6 +100,12 @@ impl Session {
         self.id
     }
 
+    /// Who opened it.
+    #[must_use]
+    pub fn bearer(&self) -> &Bearer {
+        &self.bearer
+    }
+
     /// Cancelled when the session has ended.
     #[must_use]
     pub fn ended(&self) -> &CancellationToken {
@@ -143,15 +151,21 @@ impl<P: Send + 'static> SessionTable<P> {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Opens a session for `client` and returns what keeps it open, with its events.
+    /// Opens a session for `client`, which only its tenant can find, and returns what keeps it open,
+    /// with its events.
     ///
     /// # Errors
     /// `Unavailable` while draining, `Exhausted` if there are too many sessions.
-    pub fn open(&self, client: String) -> Result<(SessionGuard<P>, mpsc::Receiver<Event>)> {
+    pub fn open(
+        &self,
+        client: String,
+        bearer: Arc<Bearer>,
+    ) -> Result<(SessionGuard<P>, mpsc::Receiver<Event>)> {
         let (events, receiver) = mpsc::channel(SESSION_EVENTS_MAX);
         let session = Arc::new(Session {
             id: SessionId::random()?,
             client,
+            bearer,
             opened: Instant::now(),
             ended: CancellationToken::new(),
             events,
@@ -174,16 +188,25 @@ impl<P: Send + 'static> SessionTable<P> {
             self.shared.publish(&state);
         }
         self.shared.metrics.sessions_opened.inc();
-        info!(session = ?session.id, client = session.client, "session opened");
+        let tenant = session.bearer.tenant();
+        info!(session = ?session.id, client = session.client, tenant, "session opened");
         Ok((SessionGuard { shared: Arc::clone(&self.shared), session }, receiver))
     }
 
-    /// The open session with this id.
+    /// The open session of this tenant with this id.
     ///
     /// # Errors
-    /// `LeaseExpired` if there is none.
-    pub fn find(&self, id: SessionId) -> Result<Arc<Session>> {
-        self.shared.state.lock().sessions.get(&id).cloned().ok_or_else(session_ended)
+    /// `LeaseExpired` if there is none; that of another tenant is none.
+    pub fn find(&self, tenant: &str, id: SessionId) -> Result<Arc<Session>> {
+        let found = self.shared.state.lock().sessions.get(&id).cloned();
+        found.filter(|session| session.bearer.tenant() == tenant).ok_or_else(session_ended)
+    }
+
+    /// Number of open sessions of a tenant.
+    #[must_use]
+    pub fn count_of(&self, tenant: &str) -> usize {
+        let state = self.shared.state.lock();
+        state.sessions.values().filter(|session| session.bearer.tenant() == tenant).count()
     }
 
     /// Number of open sessions.

@@ -63,6 +63,12 @@ GOOD_VALUES: dict[str, Values] = {
             "pullSecrets": [{"name": "pull"}],
         },
     },
+    "own tokens, and TLS": {
+        "auth": {"existingSecret": "mine", "key": "file"},
+        "tls": {"secret": "from-cert-manager"},
+    },
+    "certificates of clients": {"tls": {"secret": "certs", "clientCertificates": True}},
+    "no tokens": {"auth": {"enabled": False}},
     "the node's disk": {"nvme": {"volume": "emptyDir", "size": "7Gi"}},
     "a share of the node's disk": {
         "nvme": {"volume": "emptyDir", "size": "512Mi"},
@@ -109,6 +115,15 @@ BAD_VALUES: dict[str, tuple[Values, str]] = {
     "class without claim": (
         {"nvme": {"volume": "emptyDir", "storageClassName": "x"}},
         "storageClassName",
+    ),
+    "tokens by variable": (
+        {"extraEnv": [{"name": "KV_AUTH__ALLOW_ANONYMOUS", "value": "true"}]},
+        "KV_AUTH__ALLOW_ANONYMOUS",
+    ),
+    "tokens by config": ({"config": {"auth": {"allow_anonymous": True}}}, "auth"),
+    "certificates of clients without TLS": (
+        {"tls": {"clientCertificates": True}},
+        "tls.secret",
     ),
     "engine": ({"config": {"nvme": {"engine": "steam"}}}, "engine"),
     "bucket of no provider": ({"config": {"object": {"url": "ftp://host/x"}}}, "url"),
@@ -184,7 +199,7 @@ def check_policy(tally: Tally, manifests: list[Manifest], name: str) -> None:
 
 
 def expected_config(values: Values) -> Values:
-    """What the configuration file should say: the values, and where the nvme tier is."""
+    """What the configuration file should say: the values, and what the chart mounts."""
     expected: Values = copy.deepcopy(values["config"])
     nvme = values["nvme"]
     if nvme["enabled"]:
@@ -193,6 +208,16 @@ def expected_config(values: Values) -> Values:
         if nvme["volume"] == "emptyDir":
             limit = policy.binary_bytes(nvme["size"])
             given.setdefault("capacity", f"{limit * 9 // 10 // 2**20}MiB")
+    expected["auth"] = (
+        {"tokens_file": "/etc/kvstrata/secret/tokens"}
+        if values["auth"]["enabled"]
+        else {"allow_anonymous": True}
+    )
+    if values["tls"]["secret"]:
+        tls = {"cert_file": "tls.crt", "key_file": "tls.key"}
+        if values["tls"]["clientCertificates"]:
+            tls["client_ca_file"] = "ca.crt"
+        expected["tls"] = {key: f"/etc/kvstrata/tls/{name}" for key, name in tls.items()}
     return expected
 
 
@@ -231,16 +256,31 @@ def check_rules_fire(tally: Tally, chart: helm_python.Chart) -> None:
     tally.expect_none([rule.__name__ for rule in unseen], "rules without a damage that shows them")
 
 
-def check_identity(tally: Tally, chart: helm_python.Chart) -> None:
-    """The generated secret is 32 random bytes, and a secret of one's own replaces it."""
+def check_secrets(tally: Tally, chart: helm_python.Chart) -> None:
+    """Generated secrets are 32 random bytes, and secrets of one's own replace them."""
 
-    def secrets(values: Values) -> list[str]:
-        return policy.generated_secrets(render(chart, values))
+    def secret(values: Values, name: str) -> dict[str, str]:
+        manifests = [
+            manifest
+            for manifest in render(chart, values)
+            if manifest["kind"] != "Secret" or manifest["metadata"]["name"].endswith(name)
+        ]
+        found = policy.of_kind(manifests, "Secret")
+        keys = [key for one in found for key in one["data"]]
+        return dict(zip(keys, policy.generated_secrets(manifests), strict=True))
 
-    first, second = secrets({}), secrets({})
-    tally.expect(bool(re.fullmatch("[0-9a-f]{64}", first[0])), "the secret is 64 hex digits")
-    tally.expect(first != second, "the secret is random")
-    tally.expect(not secrets({"identity": {"existingSecret": "mine"}}), "existingSecret is used")
+    for name, section, key in [("-identity", "identity", "identity"), ("-tokens", "auth", "token")]:
+        first, second = secret({}, name), secret({}, name)
+        made = bool(re.fullmatch("[0-9a-f]{64}", first[key]))
+        tally.expect(made, f"{section}: the secret is 64 hex digits")
+        tally.expect(first[key] != second[key], f"{section}: the secret is random")
+        own = secret({section: {"existingSecret": "mine"}}, name)
+        tally.expect(not own, f"{section}: existingSecret is used")
+    tokens = secret({}, "-tokens")
+    lines = [line.split() for line in tokens["tokens"].splitlines() if not line.startswith("#")]
+    expected = [["default", tokens["token"], "operator"]]
+    tally.expect(lines == expected, "the file of tokens has the one token")
+    tally.expect(not secret({"auth": {"enabled": False}}, "-tokens"), "no tokens, no Secret")
 
 
 def check_versions(tally: Tally, chart: helm_python.Chart, repository: Path) -> None:
@@ -280,7 +320,7 @@ def main() -> int:
         check_good_values(tally, chart)
         check_bad_values(tally, chart)
         check_rules_fire(tally, chart)
-        check_identity(tally, chart)
+        check_secrets(tally, chart)
         check_versions(tally, chart, repository)
     check_dockerfile(tally, repository)
     print(f"{tally.passed} passed, {tally.failed} failed")

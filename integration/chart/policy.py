@@ -156,12 +156,14 @@ def nvme_has_its_volume(manifests: list[Manifest]) -> list[str]:
 
 
 def probes_ask_the_server(manifests: list[Manifest]) -> list[str]:
-    """Each probe asks its own page on the http port."""
+    """Each probe asks its own page on the http port, by TLS where the server speaks it."""
     problems = []
+    scheme = {"scheme": "HTTPS"} if "tls" in config(manifests) else {}
     for name, page in PROBES.items():
         asked = server(manifests).get(name, {}).get("httpGet")
-        if asked != {"path": page, "port": "http"}:
-            problems.append(f"{name} asks {asked}, not {page} on port http")
+        wanted = {"path": page, "port": "http"} | scheme
+        if asked != wanted:
+            problems.append(f"{name} asks {asked}, not {wanted}")
     return problems
 
 
@@ -245,7 +247,7 @@ def workload_starts_together(manifests: list[Manifest]) -> list[str]:
 
 
 def command_reads_the_config(manifests: list[Manifest]) -> list[str]:
-    """The server is started on the mounted config and finds the secret where that says."""
+    """The server is started on the mounted config and finds its secrets where that says."""
     container = server(manifests)
     mount = container["volumeMounts"][0]
     items = {
@@ -253,7 +255,10 @@ def command_reads_the_config(manifests: list[Manifest]) -> list[str]:
         for source in pod(manifests)["volumes"][0]["projected"]["sources"]
         for item in source[next(iter(source))]["items"]
     }
-    wanted = {"/etc/kvstrata/config.toml", config(manifests)["identity"]["secret_file"]}
+    settings = config(manifests)
+    wanted = {"/etc/kvstrata/config.toml", settings["identity"]["secret_file"]}
+    wanted |= {path for key, path in settings["auth"].items() if key.endswith("_file")}
+    wanted |= set(settings.get("tls", {}).values())
     problems = [] if items == wanted else [f"files mounted: {items}, needed: {wanted}"]
     if container["args"] != ["serve", "--config", "/etc/kvstrata/config.toml"]:
         problems.append(f"args are {container['args']}")
@@ -280,6 +285,24 @@ def nodes_are_told_apart(manifests: list[Manifest]) -> list[str]:
     if wanted and order.index("KV_NODE__NAME") > order.index("KV_NODE__ADVERTISE"):
         problems.append("KV_NODE__NAME must come first, for the other one uses it")
     return problems
+
+
+def others_are_kept_out(manifests: list[Manifest]) -> list[str]:
+    """The server asks for tokens, or says plainly that it does not."""
+    auth = config(manifests).get("auth", {})
+    kinds = [{"tokens_file"}, {"allow_anonymous"}]
+    return [] if set(auth) in kinds and all(auth.values()) else [f"auth is {auth}"]
+
+
+def protocols_are_named(manifests: list[Manifest]) -> list[str]:
+    """Services say what is spoken on the gRPC port."""
+    wanted = "https" if "tls" in config(manifests) else "kubernetes.io/h2c"
+    return [
+        f"{service['metadata']['name']}: grpc is {port.get('appProtocol')}, not {wanted}"
+        for service in of_kind(manifests, "Service")
+        for port in service["spec"]["ports"]
+        if port["name"] == "grpc" and port.get("appProtocol") != wanted
+    ]
 
 
 def image_is_pinned(manifests: list[Manifest]) -> list[str]:
@@ -317,6 +340,8 @@ RULES: list[Rule] = [
     workload_starts_together,
     command_reads_the_config,
     nodes_are_told_apart,
+    others_are_kept_out,
+    protocols_are_named,
     image_is_pinned,
     secrets_are_kept,
 ]
@@ -374,8 +399,26 @@ DAMAGES: list[tuple[Rule, Damage]] = [
     (nodes_are_told_apart, lambda m: server(m)["env"].reverse()),
     (nodes_are_told_apart, lambda m: server(m)["env"][1].update(value="localhost:9400")),
     (command_reads_the_config, lambda m: server(m)["volumeMounts"][0].update(mountPath="/x")),
+    (
+        command_reads_the_config,
+        lambda m: pod(m)["volumes"][0]["projected"]["sources"].pop(),
+    ),
+    (
+        others_are_kept_out,
+        lambda m: one(m, "ConfigMap")["data"].update({"config.toml": "[auth]\n"}),
+    ),
+    (
+        others_are_kept_out,
+        lambda m: one(m, "ConfigMap")["data"].update(
+            {"config.toml": "[auth]\nallow_anonymous = false\n"}
+        ),
+    ),
+    (
+        protocols_are_named,
+        lambda m: of_kind(m, "Service")[0]["spec"]["ports"][0].pop("appProtocol"),
+    ),
     (image_is_pinned, lambda m: server(m).update(image="kvstrata:latest")),
     (image_is_pinned, lambda m: server(m).update(image="kvstrata")),
-    (secrets_are_kept, lambda m: one(m, "Secret")["metadata"]["annotations"].clear()),
+    (secrets_are_kept, lambda m: of_kind(m, "Secret")[0]["metadata"]["annotations"].clear()),
     (secrets_are_kept, lambda m: server(m)["env"].append({"value": generated_secrets(m)[0]})),
 ]

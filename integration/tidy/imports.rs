@@ -40,6 +40,11 @@ const ONLY: &[Only] = &[
         instead: "object stores are reached through the object tier",
     },
     Only {
+        names: &["rustls", "tokio_rustls", "rustls_native_certs", "rcgen"],
+        rooms: &["src/tls", "integration/trust"],
+        instead: "connections are encrypted in src/tls only: accept by its Entry, connect by its Dialer",
+    },
+    Only {
         names: &["rocksdb"],
         rooms: &["tiers/src/nvme/index"],
         instead: "the index is asked through nvme/index, so that it can be replaced",

@@ -15,8 +15,9 @@ use tokio::{sync::mpsc, time::Instant};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
-use super::{Calls, Node, Observed, convert, get, put, stats, tenant_of};
+use super::{Calls, Node, Observed, bearer_of, convert, get, put, stats};
 use crate::{
+    auth::Bearer,
     flow::{self, Delivered},
     id::{LeaseId, SessionId},
     lease::Reservation,
@@ -55,15 +56,16 @@ impl BlockCache for BlockService {
         &self,
         request: Request<wire::OpenRequest>,
     ) -> Result<Response<wire::OpenResponse>, Status> {
-        let tenant = tenant_of(&request);
-        self.calls.unary(Op::Open, async { self.node.open(tenant, request.into_inner()) }).await
+        let bearer = bearer_of(&request)?;
+        self.calls.unary(Op::Open, async { self.node.open(&bearer, request.into_inner()) }).await
     }
 
     async fn session(
         &self,
         request: Request<wire::SessionRequest>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        match self.node.session(request.into_inner()) {
+        let bearer = bearer_of(&request)?;
+        match self.node.begin_session(bearer, request.into_inner()) {
             Ok(events) => Ok(Response::new(self.calls.stream(Op::Session, events))),
             Err(why) => self.calls.unary(Op::Session, async { Err(why) }).await,
         }
@@ -73,9 +75,9 @@ impl BlockCache for BlockService {
         &self,
         request: Request<wire::LookupRequest>,
     ) -> Result<Response<wire::LookupResponse>, Status> {
-        let tenant = tenant_of(&request);
+        let bearer = bearer_of(&request)?;
         self.calls
-            .unary(Op::Lookup, async { self.node.lookup(&tenant, &request.into_inner()) })
+            .unary(Op::Lookup, async { self.node.lookup(&bearer, &request.into_inner()) })
             .await
     }
 
@@ -83,8 +85,8 @@ impl BlockCache for BlockService {
         &self,
         request: Request<Streaming<wire::PutRequest>>,
     ) -> Result<Response<Self::PutStream>, Status> {
-        let tenant = tenant_of(&request);
-        let responses = put::responses(Arc::clone(&self.node), tenant, request.into_inner());
+        let bearer = bearer_of(&request)?;
+        let responses = put::responses(Arc::clone(&self.node), bearer, request.into_inner());
         Ok(Response::new(self.calls.stream(Op::Put, responses)))
     }
 
@@ -92,8 +94,8 @@ impl BlockCache for BlockService {
         &self,
         request: Request<wire::GetRequest>,
     ) -> Result<Response<Self::GetStream>, Status> {
-        let tenant = tenant_of(&request);
-        let responses = get::responses(&self.node, &tenant, request.into_inner());
+        let bearer = bearer_of(&request)?;
+        let responses = get::responses(&self.node, &bearer, request.into_inner());
         Ok(Response::new(self.calls.stream(Op::Get, responses)))
     }
 
@@ -101,8 +103,8 @@ impl BlockCache for BlockService {
         &self,
         request: Request<wire::DescribeRequest>,
     ) -> Result<Response<wire::DescribeResponse>, Status> {
-        let tenant = tenant_of(&request);
-        let work = async { self.node.describe(&tenant, &request.into_inner()) };
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.describe(&bearer, &request.into_inner()) };
         self.calls.unary(Op::Describe, work).await
     }
 
@@ -110,16 +112,16 @@ impl BlockCache for BlockService {
         &self,
         request: Request<wire::TouchRequest>,
     ) -> Result<Response<wire::TouchResponse>, Status> {
-        let tenant = tenant_of(&request);
-        self.calls.unary(Op::Touch, async { self.node.touch(&tenant, &request.into_inner()) }).await
+        let bearer = bearer_of(&request)?;
+        self.calls.unary(Op::Touch, async { self.node.touch(&bearer, &request.into_inner()) }).await
     }
 
     async fn prefetch(
         &self,
         request: Request<wire::PrefetchRequest>,
     ) -> Result<Response<wire::PrefetchResponse>, Status> {
-        let tenant = tenant_of(&request);
-        let work = async { self.node.prefetch(&tenant, &request.into_inner()) };
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.prefetch(&bearer, &request.into_inner()) };
         self.calls.unary(Op::Prefetch, work).await
     }
 
@@ -127,7 +129,8 @@ impl BlockCache for BlockService {
         &self,
         request: Request<wire::ReleaseRequest>,
     ) -> Result<Response<wire::ReleaseResponse>, Status> {
-        let work = async { self.node.release(&request.into_inner()) };
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.release(&bearer, &request.into_inner()) };
         self.calls.unary(Op::Release, work).await
     }
 
@@ -135,37 +138,47 @@ impl BlockCache for BlockService {
         &self,
         request: Request<wire::RenewRequest>,
     ) -> Result<Response<wire::RenewResponse>, Status> {
-        self.calls.unary(Op::Renew, async { self.node.renew(&request.into_inner()) }).await
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.renew(&bearer, &request.into_inner()) };
+        self.calls.unary(Op::Renew, work).await
     }
 
     async fn remove(
         &self,
         request: Request<wire::RemoveRequest>,
     ) -> Result<Response<wire::RemoveResponse>, Status> {
-        let tenant = tenant_of(&request);
-        let work = self.node.remove(&tenant, request.into_inner());
+        let bearer = bearer_of(&request)?;
+        let work = self.node.remove(&bearer, request.into_inner());
         self.calls.unary(Op::Remove, work).await
     }
 
     async fn stats(
         &self,
-        _request: Request<wire::StatsRequest>,
+        request: Request<wire::StatsRequest>,
     ) -> Result<Response<wire::StatsResponse>, Status> {
-        self.calls.unary(Op::Stats, async { Ok(stats::of(&self.node)) }).await
+        let bearer = bearer_of(&request)?;
+        self.calls.unary(Op::Stats, async { Ok(stats::of(&self.node, &bearer)) }).await
     }
 }
 
 impl Node {
-    fn open(&self, tenant: String, request: wire::OpenRequest) -> Result<wire::OpenResponse> {
+    fn open(&self, bearer: &Bearer, request: wire::OpenRequest) -> Result<wire::OpenResponse> {
         let instance = convert::label("instance", request.instance)?;
         let host = convert::label("node", request.node)?;
         let zone = convert::label("zone", request.zone)?;
-        let spec = convert::namespace_spec(tenant, request.kind)?;
+        let spec = convert::namespace_spec(bearer.tenant(), request.kind)?;
         let opened = self.namespaces.open(spec, request.keep_tokens)?;
         let namespace = opened.namespace;
         if opened.new {
             let id = namespace.id().short();
-            info!(namespace = id, instance, host, zone, "namespace opened");
+            info!(
+                namespace = id,
+                tenant = bearer.tenant(),
+                instance,
+                host,
+                zone,
+                "namespace opened"
+            );
             let mismatches = self.namespaces.root_mismatches().len();
             self.metrics.hash_root_mismatches.set(i64::try_from(mismatches).unwrap_or(i64::MAX));
             for warning in &opened.warnings {
@@ -181,10 +194,14 @@ impl Node {
         })
     }
 
-    fn lookup(&self, tenant: &str, request: &wire::LookupRequest) -> Result<wire::LookupResponse> {
-        let namespace = self.namespace(tenant, &request.namespace_id)?;
+    fn lookup(
+        &self,
+        bearer: &Bearer,
+        request: &wire::LookupRequest,
+    ) -> Result<wire::LookupResponse> {
+        let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
-        let promise = self.promise(&namespace, request, hashes.len())?;
+        let promise = self.promise(bearer, &namespace, request, hashes.len())?;
         let pin_bytes_max = promise.as_ref().map(|promise| promise.reservation.bytes());
         let ask = Ask { sparse: request.sparse, pin_bytes_max };
         let answer = self.stack.lookup(&namespace, hashes, ask);
@@ -214,12 +231,13 @@ impl Node {
     /// Sets aside bytes for the lease that a lookup asks for.
     fn promise(
         &self,
+        bearer: &Bearer,
         namespace: &Namespace,
         request: &wire::LookupRequest,
         blocks: usize,
     ) -> Result<Option<Promise>> {
         let Some(asked) = &request.lease else { return Ok(None) };
-        let session = self.sessions.find(SessionId::read("session_id", &request.session_id)?)?;
+        let session = self.session(bearer, SessionId::read("session_id", &request.session_id)?)?;
         if self.sessions.is_draining() {
             return Err(draining());
         }
@@ -242,12 +260,13 @@ impl Node {
         Ok(Some(Promise { reservation, ttl, session }))
     }
 
-    fn session(
+    fn begin_session(
         self: &Arc<Self>,
+        bearer: Arc<Bearer>,
         request: wire::SessionRequest,
     ) -> Result<impl futures_util::Stream<Item = Result<wire::SessionEvent, Status>> + use<>> {
         let client = convert::label("client", request.client)?;
-        let (guard, events) = self.sessions.open(client)?;
+        let (guard, events) = self.sessions.open(client, bearer)?;
         let opened = wire::SessionOpened {
             session_id: guard.session().id().as_bytes().to_vec().into(),
             limits: Some(convert::limits(self.leases.limits())),
@@ -263,10 +282,10 @@ impl Node {
 
     fn describe(
         &self,
-        tenant: &str,
+        bearer: &Bearer,
         request: &wire::DescribeRequest,
     ) -> Result<wire::DescribeResponse> {
-        let namespace = self.namespace(tenant, &request.namespace_id)?;
+        let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
         let parent = flow::parent(&namespace, &request.parent)?;
         let chain = Chain {
@@ -279,28 +298,28 @@ impl Node {
         Ok(wire::DescribeResponse { described: self.stack.describe(&namespace, chain)? })
     }
 
-    fn touch(&self, tenant: &str, request: &wire::TouchRequest) -> Result<wire::TouchResponse> {
-        let namespace = self.namespace(tenant, &request.namespace_id)?;
+    fn touch(&self, bearer: &Bearer, request: &wire::TouchRequest) -> Result<wire::TouchResponse> {
+        let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
         Ok(wire::TouchResponse { touched: self.stack.touch(&namespace, hashes) })
     }
 
     async fn remove(
         &self,
-        tenant: &str,
+        bearer: &Bearer,
         request: wire::RemoveRequest,
     ) -> Result<wire::RemoveResponse> {
-        let namespace = self.namespace(tenant, &request.namespace_id)?;
+        let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
         Ok(wire::RemoveResponse { removed: self.stack.remove(&namespace, hashes).await? })
     }
 
     fn prefetch(
         self: &Arc<Self>,
-        tenant: &str,
+        bearer: &Bearer,
         request: &wire::PrefetchRequest,
     ) -> Result<wire::PrefetchResponse> {
-        let namespace = self.namespace(tenant, &request.namespace_id)?;
+        let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
         let found = self.stack.prefetch(&namespace, hashes);
         let started = self.load(namespace, found.cold);
@@ -346,17 +365,25 @@ impl Node {
         started
     }
 
-    fn release(&self, request: &wire::ReleaseRequest) -> Result<wire::ReleaseResponse> {
+    fn release(
+        &self,
+        bearer: &Bearer,
+        request: &wire::ReleaseRequest,
+    ) -> Result<wire::ReleaseResponse> {
         let session = SessionId::read("session_id", &request.session_id)?;
         let lease = LeaseId::read("lease_id", &request.lease_id)?;
-        self.leases.release(session, lease);
+        // What is unknown is a success, and that of another tenant is unknown.
+        if self.session(bearer, session).is_ok() {
+            self.leases.release(session, lease);
+        }
         Ok(wire::ReleaseResponse {})
     }
 
-    fn renew(&self, request: &wire::RenewRequest) -> Result<wire::RenewResponse> {
+    fn renew(&self, bearer: &Bearer, request: &wire::RenewRequest) -> Result<wire::RenewResponse> {
         let session = SessionId::read("session_id", &request.session_id)?;
         let lease = LeaseId::read("lease_id", &request.lease_id)?;
         let ttl = Duration::from_millis(u64::from(request.ttl_ms));
+        self.session(bearer, session)?;
         let granted = self.leases.renew(session, lease, self.leases.ttl("ttl_ms", ttl)?)?;
         Ok(wire::RenewResponse { lease: Some(convert::lease(&granted)) })
     }
@@ -386,6 +413,10 @@ async fn next_event(
     tokio::select! {
         biased;
         () = guard.session().ended().cancelled() => None,
+        () = guard.session().bearer().revoked().cancelled() => {
+            info!(session = ?guard.session().id(), "token revoked, ending its session");
+            None
+        }
         event = events.recv() => event.map(|Event::Draining(grace)| {
             let draining = wire::Draining { grace_ms: flow::millis(grace) };
             session_event(wire::session_event::Event::Draining(draining))

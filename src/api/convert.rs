@@ -28,15 +28,17 @@ use crate::{
 /// # Errors
 /// `Invalid` if neither kind is given or there are too many parts.
 pub(super) fn namespace_spec(
-    tenant: String,
+    tenant: &str,
     kind: Option<wire::open_request::Kind>,
 ) -> Result<NamespaceSpec> {
     use wire::open_request::Kind;
     match kind {
         None => Err(Error::invalid("kind: nothing given, namespace or opaque required")),
-        Some(Kind::Opaque(opaque)) => {
-            Ok(NamespaceSpec::Opaque { tenant, name: opaque.name, bytes_max: opaque.bytes_max })
-        }
+        Some(Kind::Opaque(opaque)) => Ok(NamespaceSpec::Opaque {
+            tenant: tenant.to_owned(),
+            name: opaque.name,
+            bytes_max: opaque.bytes_max,
+        }),
         Some(Kind::Namespace(given)) => {
             if given.parts.len() > PARTS_MAX {
                 let count = given.parts.len();
@@ -49,11 +51,11 @@ pub(super) fn namespace_spec(
     }
 }
 
-fn identity(tenant: String, given: wire::Namespace) -> Identity {
+fn identity(tenant: &str, given: wire::Namespace) -> Identity {
     let part =
         |part: wire::Part| PartSpec { group: part.group, rank: part.rank, bytes: part.bytes };
     Identity {
-        tenant,
+        tenant: tenant.to_owned(),
         model: given.model,
         weights: given.weights,
         engine: given.engine,

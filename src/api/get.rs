@@ -17,6 +17,7 @@ use tonic::Status;
 
 use super::{Node, convert, status, watched};
 use crate::{
+    auth::Bearer,
     flow::{self, GetAsk, GetFlow, Ready, Step},
     id::{LeaseId, SessionId},
     limits::{GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX, GET_STALL_MAX},
@@ -26,10 +27,10 @@ use crate::{
 /// The responses to one get; the first item is the error of a request that cannot be served.
 pub(super) fn responses(
     node: &Node,
-    tenant: &str,
+    bearer: &Bearer,
     request: wire::GetRequest,
 ) -> BoxStream<'static, Result<wire::GetResponse, Status>> {
-    let call = match GetCall::begin(node, tenant, request) {
+    let call = match GetCall::begin(node, bearer, request) {
         Ok(call) => call,
         Err(why) => return stream::iter([Err(status::from_error(&why))]).boxed(),
     };
@@ -52,7 +53,7 @@ struct GetCall {
 }
 
 impl GetCall {
-    fn begin(node: &Node, tenant: &str, request: wire::GetRequest) -> Result<Self> {
+    fn begin(node: &Node, bearer: &Bearer, request: wire::GetRequest) -> Result<Self> {
         let lease = if request.lease_id.is_empty() {
             None
         } else {
@@ -67,7 +68,7 @@ impl GetCall {
             deadline_ms: request.deadline_ms,
             stop_at_miss: request.stop_at_miss,
         };
-        let flow = GetFlow::begin(node, tenant, ask)?;
+        let flow = GetFlow::begin(node, bearer, ask)?;
         Ok(Self { flow, packer: Packer::default(), ended: false })
     }
 

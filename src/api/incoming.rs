@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{Stream, stream};
+use futures_util::{Stream as Items, stream};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -26,7 +26,10 @@ use tokio::{
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tracing::warn;
 
-use crate::limits::{HELLO_DEADLINE, HTTP_CONNECTIONS_MAX, HTTP_SILENCE_MAX};
+use crate::{
+    limits::{HELLO_DEADLINE, HTTP_CONNECTIONS_MAX, HTTP_SILENCE_MAX},
+    tls::{Entry, Stream},
+};
 
 /// Pause after a failed accept: without descriptors the next one fails as well.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -36,7 +39,7 @@ const PREFACE_BYTES: usize = 24;
 /// A connection with its permit.
 #[derive(Debug)]
 pub struct Connection {
-    io: TcpStream,
+    io: Stream,
     silence: Option<Silence>,
     _place: Place,
 }
@@ -137,13 +140,24 @@ impl Silence {
     }
 }
 
+/// What a client of HTTP/2 is told that speaks no TLS: empty settings, and that the connection ends for
+/// lack of security, with the reason.
+pub(crate) fn plain_answer() -> Vec<u8> {
+    const REASON: &[u8; 34] = b"this port speaks TLS: use https://";
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    // 42 bytes: the last stream that was looked at (none), the code of inadequate security, the reason.
+    let goaway = [0, 0, 42, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12];
+    [settings.as_slice(), &goaway, REASON].concat()
+}
+
 /// The gRPC connections of `listener`, at most `connections_max` at a time; `open` shows how many.
-pub fn connections(
+pub(crate) fn connections(
     listener: TcpListener,
+    entry: Entry,
     connections_max: usize,
     open: Gauge,
-) -> impl Stream<Item = io::Result<Connection>> {
-    let acceptor = Acceptor::new(listener, connections_max, open);
+) -> impl Items<Item = io::Result<Connection>> {
+    let acceptor = Acceptor::new(listener, entry, connections_max, open);
     stream::unfold(acceptor, |acceptor| async move {
         let (mut connection, _peer) = acceptor.next().await;
         connection.silence = Some(Silence::first(PREFACE_BYTES, HELLO_DEADLINE));
@@ -155,18 +169,19 @@ pub fn connections(
 #[derive(Debug)]
 pub struct Acceptor {
     listener: TcpListener,
+    entry: Entry,
     places: Places,
 }
 
 impl Acceptor {
-    fn new(listener: TcpListener, connections_max: usize, open: Gauge) -> Self {
-        Self { listener, places: Places::new(connections_max, open) }
+    fn new(listener: TcpListener, entry: Entry, connections_max: usize, open: Gauge) -> Self {
+        Self { listener, entry, places: Places::new(connections_max, open) }
     }
 
     /// Accepts readers of pages: few, and none that says nothing for long.
     #[must_use]
-    pub fn of_pages(listener: TcpListener) -> Self {
-        Self::new(listener, HTTP_CONNECTIONS_MAX, Gauge::default())
+    pub(crate) fn of_pages(listener: TcpListener, entry: Entry) -> Self {
+        Self::new(listener, entry, HTTP_CONNECTIONS_MAX, Gauge::default())
     }
 
     /// The next reader of pages.
@@ -189,6 +204,7 @@ impl Acceptor {
 
     async fn next(&self) -> (Connection, SocketAddr) {
         let ((io, peer), place) = self.places.next(|| accept(&self.listener)).await;
+        let io = self.entry.begin(io);
         (Connection { io, silence: None, _place: place }, peer)
     }
 }
@@ -204,7 +220,8 @@ impl Connected for Connection {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
-        self.io.connect_info()
+        let unknown = TcpConnectInfo { local_addr: None, remote_addr: None };
+        self.io.socket().map_or(unknown, Connected::connect_info)
     }
 }
 
@@ -259,9 +276,16 @@ impl AsyncWrite for Connection {
 #[cfg(test)]
 mod tests {
     use futures_util::StreamExt;
+    use prometheus_client::registry::Registry;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::metrics::{Door, TrustMetrics};
+
+    fn plain() -> Entry {
+        let metrics = TrustMetrics::register(&mut Registry::default());
+        Entry::new(Door::Grpc, None, metrics, Vec::new())
+    }
 
     async fn listener() -> (TcpListener, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -273,7 +297,7 @@ mod tests {
     async fn a_peer_that_says_too_little_loses_its_place() {
         let (listener, address) = listener().await;
         let open = Gauge::default();
-        let mut accepted = Box::pin(connections(listener, 1, open.clone()));
+        let mut accepted = Box::pin(connections(listener, plain(), 1, open.clone()));
         let mut peer = TcpStream::connect(address).await.unwrap();
         let mut connection = accepted.next().await.unwrap().unwrap();
         let start = Instant::now();
@@ -304,7 +328,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn after_the_first_bytes_silence_is_for_keepalive_to_judge() {
         let (listener, address) = listener().await;
-        let mut accepted = Box::pin(connections(listener, 1, Gauge::default()));
+        let mut accepted = Box::pin(connections(listener, plain(), 1, Gauge::default()));
         let mut peer = TcpStream::connect(address).await.unwrap();
         let mut connection = accepted.next().await.unwrap().unwrap();
         peer.write_all(&[b'x'; PREFACE_BYTES]).await.unwrap();
@@ -317,7 +341,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_of_pages_may_pause_but_not_for_long() {
         let (listener, address) = listener().await;
-        let pages = Acceptor::of_pages(listener);
+        let pages = Acceptor::of_pages(listener, plain());
         let mut peer = TcpStream::connect(address).await.unwrap();
         let (mut connection, _) = pages.next_reader().await;
         for _ in 0..5 {

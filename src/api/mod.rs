@@ -11,23 +11,30 @@ mod calls;
 pub(crate) mod convert;
 mod framed;
 mod get;
+mod guarded;
+mod health;
 pub mod incoming;
 mod put;
 mod stats;
 pub mod status;
 mod watched;
 
+use std::sync::Arc;
+
 pub(crate) use calls::Call;
 pub use calls::{Calls, Observed};
 pub use framed::Framed;
+pub use guarded::Guarded;
+pub(crate) use health::health;
 use tonic::{body::Body, codegen::http, transport::Server};
 
 use crate::{
+    auth::Bearer,
     limits::{
         HTTP2_CONNECTION_WINDOW_BYTES, HTTP2_FRAME_BYTES, HTTP2_STREAM_WINDOW_BYTES,
         HTTP2_STREAMS_MAX, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, UNARY_DEADLINE,
     },
-    node::{Node, ONLY_TENANT},
+    node::Node,
 };
 
 /// A transport with our windows, frames, keepalive and deadlines.
@@ -53,9 +60,10 @@ pub fn correct_unreadable(mut response: http::Response<Body>) -> http::Response<
     response
 }
 
-/// The tenant of a request, from its authenticated identity, never from a field.
-fn tenant_of<T>(_request: &tonic::Request<T>) -> String {
-    ONLY_TENANT.to_owned()
+/// Who has sent a request, as [`Guarded`] has found out: never from a field.
+fn bearer_of<T>(request: &tonic::Request<T>) -> Result<Arc<Bearer>, tonic::Status> {
+    let found = request.extensions().get::<Arc<Bearer>>().cloned();
+    found.ok_or_else(|| tonic::Status::unauthenticated("token: nobody has asked for it"))
 }
 
 #[cfg(test)]

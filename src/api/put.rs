@@ -17,6 +17,7 @@ use tonic::{Status, Streaming};
 
 use super::{Node, convert, status};
 use crate::{
+    auth::Bearer,
     flow::{self, GivenUp, PutAsk, PutFlow, Results},
     id::SessionId,
     limits::PUT_IDLE_MAX,
@@ -25,11 +26,11 @@ use crate::{
 /// The responses to one put stream.
 pub(super) fn responses(
     node: Arc<Node>,
-    tenant: String,
+    bearer: Arc<Bearer>,
     incoming: Streaming<wire::PutRequest>,
 ) -> impl Stream<Item = Result<wire::PutResponse, Status>> {
     let (outbox, flow) = (VecDeque::new(), None);
-    let call = PutCall { node, tenant, incoming, closed: false, outbox, flow };
+    let call = PutCall { node, bearer, incoming, closed: false, outbox, flow };
     stream::unfold(Some(call), async |call| {
         let mut call = call?;
         match call.next().await {
@@ -42,7 +43,7 @@ pub(super) fn responses(
 
 struct PutCall {
     node: Arc<Node>,
-    tenant: String,
+    bearer: Arc<Bearer>,
     incoming: Streaming<wire::PutRequest>,
     /// The client has sent all.
     closed: bool,
@@ -156,7 +157,7 @@ impl PutCall {
             lengths: &offer.lengths,
             durable: offer.durable,
         };
-        let (mut flow, wanted) = PutFlow::open(&self.node, &self.tenant, &ask)?;
+        let (mut flow, wanted) = PutFlow::open(&self.node, &self.bearer, &ask)?;
         let ranges = wanted.ranges.into_iter().map(|(start, end)| wire::Range { start, end });
         let retry_after_ms = wanted.retry_after.map_or(0, flow::millis);
         let wanted = wire::PutWanted { ranges: ranges.collect(), retry_after_ms };

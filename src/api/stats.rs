@@ -1,21 +1,68 @@
 //! Stats: what this node holds and has done, for people.
+//!
+//! Whoever is no operator is told of its own tenant only: sums over its namespaces in place of those of
+//! the node, and nothing of tiers, leases and staging, which all tenants share.
 
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, atomic::Ordering};
 
 use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
-    namespace::{Namespace, NamespaceSpec},
+    namespace::{Namespace, NamespaceSpec, RootMismatch},
     store::StoreUsage,
     tier::Tier,
 };
 
 use super::{Node, convert};
-use crate::{flow, metrics::Answer};
+use crate::{auth::Bearer, flow, metrics::Answer};
 
 /// Hex digits of a hash root that are shown.
 const ROOT_DIGITS: usize = 16;
 
-pub(super) fn of(node: &Node) -> wire::StatsResponse {
+pub(super) fn of(node: &Node, bearer: &Bearer) -> wire::StatsResponse {
+    let mut namespaces = node.namespaces.list();
+    let mut mismatches = node.namespaces.root_mismatches();
+    if bearer.is_operator() {
+        return of_node(node, &namespaces, &mismatches);
+    }
+    let tenant = bearer.tenant();
+    namespaces.retain(|namespace| namespace.tenant() == tenant);
+    mismatches.retain(|mismatch| mismatch.tenant == tenant);
+    let namespaces: Vec<_> = namespaces.iter().map(|namespace| of_namespace(namespace)).collect();
+    let sum = |of: fn(&wire::TierTotals) -> u64| {
+        namespaces.iter().filter_map(|namespace| namespace.lookups.as_ref()).map(of).sum()
+    };
+    wire::StatsResponse {
+        index_blocks: namespaces.iter().map(|namespace| namespace.blocks).sum(),
+        sessions: flow::count(node.sessions.count_of(tenant)),
+        lookups: Some(totals([
+            sum(|sums| sums.dram),
+            sum(|sums| sums.nvme),
+            sum(|sums| sums.object),
+            sum(|sums| sums.pending),
+            sum(|sums| sums.miss),
+        ])),
+        namespaces,
+        warnings: mismatches.iter().map(ToString::to_string).collect(),
+        ..about(node)
+    }
+}
+
+/// What is no secret of any tenant.
+fn about(node: &Node) -> wire::StatsResponse {
+    wire::StatsResponse {
+        node: node.name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_ms: u64::try_from(node.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        members: Some(convert::members(&node.members)),
+        ..wire::StatsResponse::default()
+    }
+}
+
+fn of_node(
+    node: &Node,
+    namespaces: &[Arc<Namespace>],
+    mismatches: &[RootMismatch],
+) -> wire::StatsResponse {
     let usage = node.stack.usage();
     let (leases, leased_bytes) = node.leases.usage();
     let dram = StoreUsage {
@@ -25,11 +72,7 @@ pub(super) fn of(node: &Node) -> wire::StatsResponse {
         evicted_blocks: usage.evicted_blocks,
     };
     let tiers = std::iter::once((Tier::Dram, dram)).chain(node.stack.colder_usage());
-    let mismatches = node.namespaces.root_mismatches();
     wire::StatsResponse {
-        node: node.name.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        uptime_ms: u64::try_from(node.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         tiers: tiers.map(|(tier, usage)| of_tier(node, tier, usage)).collect(),
         index_blocks: usage.index_blocks,
         index_bytes: usage.index_bytes,
@@ -40,14 +83,9 @@ pub(super) fn of(node: &Node) -> wire::StatsResponse {
         duplicate_differs: usage.duplicate_differs,
         corrupt: usage.corrupt,
         lookups: Some(lookups(node)),
-        namespaces: node
-            .namespaces
-            .list()
-            .iter()
-            .map(|namespace| of_namespace(namespace))
-            .collect(),
+        namespaces: namespaces.iter().map(|namespace| of_namespace(namespace)).collect(),
         warnings: mismatches.iter().map(ToString::to_string).collect(),
-        members: Some(convert::members(&node.members)),
+        ..about(node)
     }
 }
 

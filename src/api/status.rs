@@ -25,6 +25,7 @@ pub fn from_error(error: &Error) -> Status {
     let text = cut(error.to_string());
     match error.kind() {
         ErrorKind::Invalid => Status::invalid_argument(text),
+        ErrorKind::Unauthenticated => Status::unauthenticated(text),
         ErrorKind::UnknownNamespace => Status::not_found(text),
         ErrorKind::LayoutMismatch => Status::failed_precondition(text),
         ErrorKind::LeaseExpired => Status::aborted(text),
@@ -100,6 +101,7 @@ mod tests {
         let exhausted = ErrorKind::Exhausted { retry_after: Duration::from_millis(70) };
         let table = [
             (ErrorKind::Invalid, Code::InvalidArgument),
+            (ErrorKind::Unauthenticated, Code::Unauthenticated),
             (ErrorKind::UnknownNamespace, Code::NotFound),
             (ErrorKind::LayoutMismatch, Code::FailedPrecondition),
             (ErrorKind::LeaseExpired, Code::Aborted),

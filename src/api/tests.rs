@@ -27,6 +27,7 @@ use tonic::{
 
 use super::*;
 use crate::{
+    auth::Gate,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
     metrics::ServerMetrics,
@@ -77,7 +78,10 @@ async fn serve_over(cold: Vec<Arc<dyn BlockStore>>) -> (Arc<Node>, BlockCacheCli
     let node = Arc::new(node(cold));
     let calls = Calls::new(node.metrics.clone());
     let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let router = transport().add_service(Framed::new(Arc::clone(&node), calls));
+    let router = transport().add_service(Guarded::new(
+        Framed::new(Arc::clone(&node), calls),
+        Gate::open(node.metrics.trust.clone()),
+    ));
     let incoming = stream::iter([Ok::<_, std::io::Error>(ours)]).chain(stream::pending());
     node.tasks.spawn("grpc", async move { router.serve_with_incoming(incoming).await.unwrap() });
     let mut pipe = Some(TokioIo::new(theirs));

@@ -30,7 +30,7 @@ pub(crate) struct Hello {
     pub(crate) credit: u32,
     /// The session that owns what the connection puts; zero for none.
     pub(crate) session: [u8; ID_BYTES],
-    /// Not looked at yet.
+    /// Who it is; empty for none.
     pub(crate) token: Bytes,
 }
 

@@ -27,6 +27,7 @@ use super::{
     writer::Writer,
 };
 use crate::{
+    auth::Bearer,
     flow::GivenUp,
     limits::{BULK_BODY_SMALL_BYTES, BULK_IDLE_MAX, BULK_REQUESTS_MAX, RETRY_AFTER_COUNT},
     metrics::Op,
@@ -72,12 +73,13 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut input = Input::new(from);
-    let Greeted { session, credit } = greet(bulk, &mut input, to).await?;
+    let Greeted { bearer, session, credit } = greet(bulk, &mut input, to).await?;
     let lane = Arc::new(Lane::new(credit));
     let (gets_in, gets) = mpsc::channel(BULK_REQUESTS_MAX);
     let (notes_in, notes) = mpsc::channel(NOTES_MAX);
     let reader = Reader {
         bulk: Arc::clone(bulk),
+        bearer,
         session,
         input,
         lane: Arc::clone(&lane),
@@ -99,6 +101,7 @@ where
 /// The reading half of a connection.
 struct Reader<R> {
     bulk: Arc<Bulk>,
+    bearer: Arc<Bearer>,
     session: Option<Arc<Session>>,
     input: Input<R>,
     lane: Arc<Lane>,
@@ -140,10 +143,11 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         let reads = !self.puts.iter().any(OpenPut::is_full);
         let silent_at = self.puts.iter().filter_map(|put| put.silent_at(reads)).min();
         let quiet_at = silent_at.unwrap_or(self.heard + BULK_IDLE_MAX);
-        let Self { input, puts, session, .. } = self;
+        let Self { input, puts, session, bearer, .. } = self;
         tokio::select! {
             biased;
             () = ended(session.as_deref()) => Err(GivenUp::SessionEnded.error()),
+            () = bearer.revoked().cancelled() => Err(revoked()),
             at = next_durable(puts) => Ok(Event::Durable(at)),
             header = input.header(), if reads => Ok(header?.map_or(Event::Closed, Event::Frame)),
             () = sleep_until(quiet_at) => Ok(Event::Quiet),
@@ -215,7 +219,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         };
         let call = self.bulk.calls.begin(Op::Get);
         let session = self.session.as_ref().map(|session| session.id());
-        match get::begin(&self.bulk.node, session, header, get) {
+        match get::begin(&self.bulk.node, &self.bearer, session, header, get) {
             Ok(flow) => {
                 let sending = Sending::new(header.request, token, call, flow, room);
                 self.gets.send(sending).await.map_err(|_closed| gone())
@@ -236,7 +240,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
         let call = self.bulk.calls.begin(Op::Put);
         let session = self.session.as_ref().map(|session| session.id());
-        match put::open(&self.bulk.node, session, header, &offer) {
+        match put::open(&self.bulk.node, &self.bearer, session, header, &offer) {
             Ok(opened) => {
                 let (put, answers) = OpenPut::new(header.request, opened, call, room);
                 self.puts.push(put);
@@ -339,6 +343,10 @@ async fn ended(session: Option<&Session>) {
         Some(session) => session.ended().cancelled().await,
         None => std::future::pending().await,
     }
+}
+
+fn revoked() -> Error {
+    Error::new(ErrorKind::Unauthenticated, "token: the one given is valid no longer")
 }
 
 fn too_many() -> Error {

@@ -23,10 +23,11 @@ use super::{
 };
 use crate::{
     api::{Call, convert},
+    auth::Bearer,
     flow::{GetAsk, GetFlow, Ready, Step, count},
     id::{LeaseId, SessionId},
     limits::{BULK_BATCH_BYTES, BULK_CREDIT_BYTES_MIN, BULK_PIECE_BYTES, GET_STALL_MAX},
-    node::{Node, ONLY_TENANT},
+    node::Node,
 };
 
 /// A get that is being answered.
@@ -76,6 +77,7 @@ pub(super) enum Made {
 /// What the request can be refused for, by field.
 pub(super) fn begin(
     node: &Node,
+    bearer: &Bearer,
     session: Option<SessionId>,
     header: &Header,
     get: Get,
@@ -96,7 +98,7 @@ pub(super) fn begin(
         deadline_ms: get.deadline_ms,
         stop_at_miss: header.flags & STOP_AT_MISS != 0,
     };
-    GetFlow::begin(node, ONLY_TENANT, ask)
+    GetFlow::begin(node, bearer, ask)
 }
 
 impl Sending {

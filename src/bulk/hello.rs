@@ -15,13 +15,16 @@ use super::{
     input::{Input, lost},
 };
 use crate::{
+    auth::Bearer,
     id::SessionId,
     limits::{BULK_CREDIT_BYTES_MIN, BULK_PAYLOAD_BYTES_MAX, BULK_REQUESTS_MAX, HELLO_DEADLINE},
+    metrics::Door,
     session::Session,
 };
 
 /// A client that has said who it is.
 pub(super) struct Greeted {
+    pub(super) bearer: Arc<Bearer>,
     pub(super) session: Option<Arc<Session>>,
     pub(super) credit: u32,
 }
@@ -29,8 +32,8 @@ pub(super) struct Greeted {
 /// Waits for hello and answers it.
 ///
 /// # Errors
-/// `Timeout` if it does not come in time, `Invalid` if it is none of ours, `LeaseExpired` if it names a
-/// session that has ended.
+/// `Timeout` if it does not come in time, `Invalid` if it is none of ours, `Unauthenticated` if it has
+/// no valid token, `LeaseExpired` if it names a session that has ended or is another tenant's.
 pub(super) async fn greet<R, W>(bulk: &Bulk, input: &mut Input<R>, to: &mut W) -> Result<Greeted>
 where
     R: AsyncRead + Unpin,
@@ -38,6 +41,8 @@ where
 {
     let late = |_elapsed| Error::new(ErrorKind::Timeout, "hello: it did not come in time");
     let hello = timeout(HELLO_DEADLINE, hello(input)).await.map_err(late)??;
+    let token = (!hello.token.is_empty()).then_some(hello.token.as_ref());
+    let bearer = bulk.gate.admit(Door::Bulk, token)?;
     if hello.version == 0 {
         return Err(Error::invalid("hello: version 0 given, 1 or above required"));
     }
@@ -50,7 +55,7 @@ where
     }
     let session = match hello.session {
         id if id == [0; 16] => None,
-        id => Some(bulk.node.sessions.find(SessionId::read("session_id", &id)?)?),
+        id => Some(bulk.node.session(&bearer, SessionId::read("session_id", &id)?)?),
     };
     let welcome = Welcome {
         version: hello.version.min(VERSION),
@@ -60,8 +65,12 @@ where
     };
     let mut frame = Vec::new();
     welcome.push(&mut frame);
-    timeout(HELLO_DEADLINE, to.write_all(&frame)).await.map_err(late)?.map_err(lost)?;
-    Ok(Greeted { session, credit: hello.credit })
+    let answer = async {
+        to.write_all(&frame).await?;
+        to.flush().await
+    };
+    timeout(HELLO_DEADLINE, answer).await.map_err(late)?.map_err(lost)?;
+    Ok(Greeted { bearer, session, credit: hello.credit })
 }
 
 async fn hello<R: AsyncRead + Unpin>(input: &mut Input<R>) -> Result<Hello> {

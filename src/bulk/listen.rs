@@ -15,13 +15,16 @@ use tokio::{
 use tracing::error;
 
 use super::{Bulk, connection};
-use crate::api::incoming::{Place, Places, accept};
+use crate::{
+    api::incoming::{Place, Places, accept},
+    tls::Entry,
+};
 
 /// Something that bulk connections come from.
 #[derive(Debug)]
 pub(crate) enum Listener {
     /// Other hosts, and this one.
-    Tcp(TcpListener),
+    Tcp(TcpListener, Entry),
     /// This host.
     Unix(UnixListener, SocketFile),
 }
@@ -68,9 +71,12 @@ pub(crate) async fn serve(listener: Listener, bulk: Arc<Bulk>, places: Places) {
 
 async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
     match listener {
-        Listener::Tcp(tcp) => {
+        Listener::Tcp(tcp, entry) => {
             let ((io, _peer), place) = places.next(|| accept(tcp)).await;
-            spawn(Arc::clone(bulk), io.into_split(), place);
+            match entry.begin(io).into_plain() {
+                Ok(io) => spawn(Arc::clone(bulk), io.into_split(), place),
+                Err(io) => spawn(Arc::clone(bulk), tokio::io::split(io), place),
+            }
         }
         Listener::Unix(unix, _file) => {
             let ((io, _peer), place) = places.next(|| unix.accept()).await;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! client                                server
-//! Hello version, session, credit  ->
+//! Hello version, token, session, credit ->
 //!                                 <-  Welcome version, limits, instance
 //! Get hashes                      ->
 //!                                 <-  Block place + payload | Miss range | ... | End
@@ -53,6 +53,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     api::{Calls, status},
+    auth::Gate,
     flow::millis,
     node::Node,
 };
@@ -62,6 +63,7 @@ use crate::{
 pub(crate) struct Bulk {
     pub(crate) node: Arc<Node>,
     pub(crate) calls: Calls,
+    pub(crate) gate: Gate,
     /// What the member list says of this server.
     pub(crate) instance: [u8; body::ID_BYTES],
     /// Room for what is asked in large requests, in KiB.
@@ -76,6 +78,13 @@ fn refused(error: &Error) -> body::Refused {
         retry_after_ms: error.retry_after().map_or(0, millis),
         text: status.message().to_owned(),
     }
+}
+
+/// What a client is told that speaks no TLS where it should.
+pub(crate) fn plain_answer() -> Vec<u8> {
+    let mut answer = Vec::new();
+    refused(&Error::invalid("this port speaks TLS, and the client does not")).push(&mut answer, 0);
+    answer
 }
 
 #[cfg(test)]

@@ -110,6 +110,8 @@ impl<P: AsRef<[u8]>> Output<P> {
             }
             self.advance(written);
         }
+        // What an encrypted stream has taken need not have left.
+        to.flush().await?;
         self.heads.clear();
         self.heads_done = 0;
         Ok(())

@@ -24,9 +24,10 @@ use super::{
 };
 use crate::{
     api::{Call, convert},
+    auth::Bearer,
     flow::{PutAsk, PutFlow, Results, millis},
     id::SessionId,
-    node::{Node, ONLY_TENANT},
+    node::Node,
 };
 
 /// Frames of data after which results are told although the put goes on.
@@ -51,6 +52,7 @@ pub(super) struct OpenPut {
 /// What the offer can be refused for, by field.
 pub(super) fn open(
     node: &Node,
+    bearer: &Bearer,
     session: Option<SessionId>,
     header: &Header,
     offer: &Offer,
@@ -68,7 +70,7 @@ pub(super) fn open(
         lengths: &offer.lengths,
         durable: header.flags & DURABLE != 0,
     };
-    let (flow, wanted) = PutFlow::open(node, ONLY_TENANT, &ask)?;
+    let (flow, wanted) = PutFlow::open(node, bearer, &ask)?;
     let retry_after_ms = wanted.retry_after.map_or(0, millis);
     Ok((flow, Want { retry_after_ms, ranges: wanted.ranges }))
 }

@@ -27,13 +27,16 @@ use super::{
 };
 use crate::{
     api::{Calls, tests::node},
+    auth::{Bearer, Gate, ONLY_TENANT},
     limits::{
         BULK_CREDIT_BYTES_MIN, BULK_FRAME_DEADLINE, BULK_IDLE_MAX, BULK_REQUESTS_MAX,
         HELLO_DEADLINE, PUT_IDLE_MAX,
     },
-    node::{Node, ONLY_TENANT},
+    node::Node,
     session::SessionGuard,
 };
+
+mod tokens;
 
 const BLOCK_BYTES: u32 = 256 << 10;
 /// What the pipe holds in each direction: less than a block.
@@ -82,9 +85,12 @@ impl Stage {
         let node: Arc<Node> = Arc::new(node(Vec::new()));
         let calls = Calls::new(node.metrics.clone());
         let namespace = node.namespaces.open(spec(), false).unwrap().namespace;
-        let (session, _events) = node.sessions.open("test".into()).unwrap();
+        let (session, _events) =
+            node.sessions.open("test".into(), Arc::new(Bearer::anyone())).unwrap();
         let room = Arc::new(Semaphore::new(1024));
-        Self { bulk: Arc::new(Bulk { node, calls, instance: [7; 16], room }), namespace, session }
+        let gate = Gate::open(node.metrics.trust.clone());
+        let bulk = Bulk { node, calls, gate, instance: [7; 16], room };
+        Self { bulk: Arc::new(bulk), namespace, session }
     }
 
     fn node(&self) -> &Node {
@@ -403,7 +409,8 @@ async fn a_put_ends_with_its_connection_with_its_session_and_with_silence() {
                 let (node, session) = (Arc::clone(&stage.bulk.node), stage.session);
                 drop(session);
                 assert_eq!(peer.refusal().await.0, 0);
-                let (session, _events) = node.sessions.open("next".into()).unwrap();
+                let (session, _events) =
+                    node.sessions.open("next".into(), Arc::new(Bearer::anyone())).unwrap();
                 let stage = Stage { bulk: stage.bulk, namespace: stage.namespace, session };
                 assert_eq!(stage.put(0..3).await, [(0, 3, 1)], "{how}");
                 continue;

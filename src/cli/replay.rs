@@ -8,9 +8,9 @@ use kvstrata_tiers::{
     limits::PART_BYTES_MAX,
 };
 
-use super::{progress, stdout};
+use super::{progress, stdout, target::Access};
 use crate::{
-    client::Path,
+    client::{ClientOptions, Path},
     replay::{
         CLIENTS_MAX, CrashOptions, Every, NvmeSettings, ReplayOptions, Report, ServerProcess,
         ServerSettings, Source, replay, replay_disturbed,
@@ -28,6 +28,8 @@ Examples:
     kvstrata replay trace.jsonl.zst --endpoint 127.0.0.1:9400 --kv-sample blocks.kv
   With an nvme tier, killing the server every 50 to 400 requests:
     kvstrata replay trace.jsonl.zst --nvme 8GiB --durable --crash-every 50..400 --clients 4
+  Everything encrypted, and by the bulk port:
+    kvstrata replay trace.jsonl.zst --tls --path bulk
 
 For each request: look up all blocks with a lease, get what was found and check every byte, put the
 rest, release the lease. Every byte follows from the block's identity. The exit code is 1 if a byte
@@ -69,10 +71,18 @@ pub struct Args {
         long,
         value_name = "HOST:PORT",
         conflicts_with_all = [
-            "dram", "memory", "nvme", "nvme_path", "segment_bytes", "set", "crash_every"
+            "dram", "memory", "nvme", "nvme_path", "segment_bytes", "set", "crash_every", "tls"
         ]
     )]
     pub endpoint: Option<String>,
+
+    /// Who this is for a running server, and how that is made sure of.
+    #[command(flatten)]
+    pub access: Access,
+
+    /// The server that is started asks for a token and speaks TLS, by a certificate made for it
+    #[arg(long)]
+    pub tls: bool,
 
     /// Size of dram of the server that is started, for example 512MiB
     #[arg(long, value_name = "SIZE")]
@@ -144,6 +154,10 @@ pub async fn run(args: Args) -> Result<()> {
         Some(_) => None,
         None => Some(ServerProcess::start(settings(&args)).await?),
     };
+    let client = match &server {
+        Some(server) => server.client_options(),
+        None => args.access.options()?,
+    };
     let own = server.as_ref().map(|server| server.endpoint().to_owned());
     let options = ReplayOptions {
         endpoint: args.endpoint.clone().or(own).unwrap_or_default(),
@@ -152,7 +166,7 @@ pub async fn run(args: Args) -> Result<()> {
         block_bytes,
         source,
         durable: args.durable,
-        path: args.path,
+        client: ClientOptions { path: args.path, ..client },
     };
     let report = tokio::select! {
         report = drive(&args, trace, &options, &mut server) => report,
@@ -215,6 +229,7 @@ fn settings(args: &Args) -> ServerSettings {
         memory: args.memory.clone(),
         nvme: wanted.then_some(nvme),
         others: args.set.clone(),
+        secure: args.tls,
     }
 }
 

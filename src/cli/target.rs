@@ -1,8 +1,10 @@
 //! Which server and which namespace of foreign keys a command means.
 
+use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
+
 use kvstrata_tiers::{block::BlockHash, error::Result, namespace::foreign_hash};
 
-use crate::client::{Client, ClientOptions, Handle, HashList, NamespaceSpec};
+use crate::client::{Client, ClientOptions, Handle, HashList, NamespaceSpec, TlsOptions, Token};
 
 /// The server.
 #[derive(Debug, Clone, clap::Args)]
@@ -10,11 +12,75 @@ pub struct Server {
     /// Address of the server
     #[arg(
         long,
-        value_name = "HOST:PORT",
+        value_name = "[https://]HOST:PORT",
         env = "KVSTRATA_ENDPOINT",
         default_value = "127.0.0.1:9400"
     )]
     pub endpoint: String,
+
+    /// Who this is, and how the server is made sure of.
+    #[command(flatten)]
+    pub access: Access,
+}
+
+/// Who a command is for a server, and how it makes sure of the server.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Access {
+    /// Bearer token of the tenant; other users of this host may see flags, but not the environment
+    #[arg(long, value_name = "TOKEN", env = "KVSTRATA_TOKEN", hide_env_values = true)]
+    pub token: Option<TokenText>,
+
+    /// PEM file with the CA of the server; turns TLS on, as https:// before HOST:PORT does
+    #[arg(long, value_name = "FILE", env = "KVSTRATA_TLS_CA")]
+    pub tls_ca: Option<PathBuf>,
+
+    /// PEM file with a certificate of this client, if the server asks for one
+    #[arg(long, value_name = "FILE", env = "KVSTRATA_TLS_CERT", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// PEM file with its key
+    #[arg(long, value_name = "FILE", env = "KVSTRATA_TLS_KEY", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Name that the server's certificate is for, if it is not HOST
+    #[arg(long, value_name = "NAME", env = "KVSTRATA_TLS_SERVER_NAME")]
+    pub tls_server_name: Option<String>,
+}
+
+/// A token as it was given, which is never shown: not even where it is no token.
+#[derive(Clone)]
+pub struct TokenText(String);
+
+impl FromStr for TokenText {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for TokenText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenText")
+    }
+}
+
+impl Access {
+    /// The options of a client.
+    ///
+    /// # Errors
+    /// `Invalid` if what was given as a token is none.
+    pub(super) fn options(&self) -> Result<ClientOptions> {
+        let given = self.token.as_ref().map(|text| text.0.as_str()).filter(|text| !text.is_empty());
+        let token = given.map(Token::from_str).transpose()?;
+        let tls = TlsOptions {
+            ca_file: self.tls_ca.clone(),
+            client: self.tls_cert.clone().zip(self.tls_key.clone()),
+            server_name: self.tls_server_name.clone(),
+        };
+        let tls = Some(tls).filter(|tls| *tls != TlsOptions::default());
+        Ok(ClientOptions { token, tls, ..ClientOptions::default() })
+    }
 }
 
 /// The server and a namespace in which keys are any text.
@@ -31,7 +97,7 @@ pub struct Target {
 
 impl Server {
     pub(super) async fn connect(&self) -> Result<Client> {
-        Client::connect(&self.endpoint, ClientOptions::default()).await
+        Client::connect(&self.endpoint, self.access.options()?).await
     }
 }
 

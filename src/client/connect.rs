@@ -5,12 +5,16 @@ use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
 use kvstrata_proto::v1::{self, block_cache_client::BlockCacheClient};
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use tokio::sync::watch;
-use tonic::{
-    Request, Response, Status,
-    transport::{Channel, Endpoint},
-};
+use tonic::{Request, Response, Status, transport::Endpoint};
 
-use super::{breaker::Breaker, bulk::Pool, members::Members, status::error_of};
+use super::{
+    access::{Access, Carrier, address_of, dialled},
+    breaker::Breaker,
+    bulk::Pool,
+    members::Members,
+    status::{error_of, root},
+};
+use crate::{auth::Token, tls::TlsOptions};
 
 /// The longest gRPC message either side sends, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
@@ -50,7 +54,8 @@ impl FromStr for Path {
     }
 }
 
-/// The deadlines of a client, of which every call has one, and the way its blocks take.
+/// The deadlines of a client, of which every call has one, the way its blocks take, who it is, and how
+/// it makes sure of the server.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
     /// The way that the blocks of gets and puts take.
@@ -63,6 +68,12 @@ pub struct ClientOptions {
     pub stall_deadline: Duration,
     /// For one put or get as a whole. Default 10 min: tens of GiB over a slow network.
     pub transfer_deadline: Duration,
+    /// The bearer token that is shown with every request. Default `None`. Over a network it belongs
+    /// into TLS.
+    pub token: Option<Token>,
+    /// How the server is made sure of. Default `None`: by the CAs that the system trusts where the
+    /// endpoint begins with `https://`, and no TLS where it does not.
+    pub tls: Option<TlsOptions>,
 }
 
 impl Default for ClientOptions {
@@ -73,6 +84,8 @@ impl Default for ClientOptions {
             call_deadline: Duration::from_secs(10),
             stall_deadline: Duration::from_secs(30),
             transfer_deadline: Duration::from_secs(600),
+            token: None,
+            tls: None,
         }
     }
 }
@@ -85,8 +98,9 @@ pub struct Client {
 
 pub(super) struct Shared {
     endpoint: String,
-    wire: BlockCacheClient<Channel>,
-    channel: Channel,
+    wire: BlockCacheClient<Carrier>,
+    channel: Carrier,
+    pub(super) access: Access,
     options: ClientOptions,
     members: watch::Sender<Members>,
     pub(super) bulk: Pool,
@@ -100,27 +114,31 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Connects to `endpoint`: `host:port` or `http://host:port`.
+    /// Connects to `endpoint`: `host:port`, `http://host:port`, or `https://host:port` for TLS.
     ///
     /// # Errors
-    /// `Invalid` if `endpoint` is not an address; `Unavailable` or `Timeout` if nothing answers.
+    /// `Invalid` if `endpoint` is not an address or a file of the options cannot be used; `Unavailable`
+    /// or `Timeout` if nothing answers; `Unauthenticated` if the server is not the one meant.
     ///
     /// # Cancel safety
     /// Safe: a dropped attempt leaves nothing behind.
     pub async fn connect(endpoint: &str, options: ClientOptions) -> Result<Self> {
-        let uri = if endpoint.contains("://") {
-            endpoint.to_owned()
-        } else {
-            format!("http://{endpoint}")
-        };
-        let channel = configure(&uri, &options)?;
-        let connecting = tokio::time::timeout(options.connect_deadline, channel.connect());
+        let (address, secure) = address_of(endpoint, &options)?;
+        let access = Access::new(&options, secure)?;
+        let channel = configure(&format!("http://{address}"), &options)?;
+        let connecting = access.connect(&channel, address);
+        let connecting = tokio::time::timeout(options.connect_deadline, connecting);
         let channel = connecting
             .await
             .map_err(|_elapsed| cannot_connect(ErrorKind::Timeout, endpoint))?
-            .map_err(|error| {
-                cannot_connect(ErrorKind::Unavailable, endpoint).because(root(&error))
+            .map_err(|error| match dialled(&error) {
+                Some((ErrorKind::Unavailable, why)) => {
+                    cannot_connect(ErrorKind::Unavailable, endpoint).because(why)
+                }
+                Some((kind, why)) => Error::new(kind, why),
+                None => cannot_connect(ErrorKind::Unavailable, endpoint).because(root(&error)),
             })?;
+        let channel = Carrier::new(channel, access.bearing()?);
         let wire = BlockCacheClient::new(channel.clone())
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
@@ -131,6 +149,7 @@ impl Client {
                 endpoint,
                 wire,
                 channel,
+                access,
                 options,
                 members,
                 bulk: Pool::default(),
@@ -173,11 +192,11 @@ impl Client {
         });
     }
 
-    pub(super) fn wire(&self) -> BlockCacheClient<Channel> {
+    pub(super) fn wire(&self) -> BlockCacheClient<Carrier> {
         self.shared.wire.clone()
     }
 
-    pub(super) fn channel(&self) -> Channel {
+    pub(super) fn channel(&self) -> Carrier {
         self.shared.channel.clone()
     }
 
@@ -228,8 +247,10 @@ pub(super) fn timed_out(doing: &str, deadline: Duration) -> Error {
 
 fn configure(uri: &str, options: &ClientOptions) -> Result<Endpoint> {
     let endpoint = Endpoint::from_shared(uri.to_owned()).map_err(|error| {
-        Error::invalid(format!("endpoint: `{uri}` is not host:port or http://host:port"))
-            .because(error)
+        Error::invalid(format!(
+            "endpoint: `{uri}` is not host:port, http://host:port or https://host:port"
+        ))
+        .because(error)
     })?;
     Ok(endpoint
         .connect_timeout(options.connect_deadline)
@@ -249,13 +270,4 @@ fn cannot_connect(kind: ErrorKind, endpoint: &str) -> Error {
             "cannot connect to {endpoint}: is the server running? start it with `kvstrata serve`"
         ),
     )
-}
-
-/// The innermost cause: the layers above it only say "transport error".
-fn root(error: &tonic::transport::Error) -> Box<dyn std::error::Error + Send + Sync> {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string().into()
 }

@@ -19,6 +19,7 @@
 //! Why packed hash lists instead of vectors of hashes: a lookup of half a million tokens is 31,250
 //! hashes, and slicing one buffer is free.
 
+mod access;
 mod assemble;
 mod breaker;
 mod bulk;
@@ -36,6 +37,7 @@ mod stats;
 mod status;
 mod verbs;
 
+pub use crate::{auth::Token, tls::TlsOptions};
 pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason, PiecePlace};
 pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX, Path};
 pub use get::GetOptions;

@@ -19,7 +19,8 @@ const RETRY_AFTER_DEFAULT: Duration = Duration::from_millis(100);
 pub fn error_of(doing: &str, status: &Status) -> Error {
     let kind = kind_of(status);
     let message = status.message();
-    Error::new(kind, format!("{doing}: {message}{}", advice(kind)))
+    let why = status.source().map(|error| format!(" ({})", root(error))).unwrap_or_default();
+    Error::new(kind, format!("{doing}: {message}{why}{}", advice(kind)))
 }
 
 /// Returns an error for a reply that breaks the wire contract.
@@ -32,14 +33,22 @@ pub(super) fn broken_contract(doing: &str, what: &str) -> Error {
     )
 }
 
+/// The innermost cause: the layers above it only say "transport error".
+pub(super) fn root(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
 fn kind_of(status: &Status) -> ErrorKind {
     let from_transport = status.source().is_some();
     match status.code() {
-        Code::InvalidArgument
-        | Code::OutOfRange
-        | Code::AlreadyExists
-        | Code::Unauthenticated
-        | Code::PermissionDenied => ErrorKind::Invalid,
+        Code::InvalidArgument | Code::OutOfRange | Code::AlreadyExists | Code::PermissionDenied => {
+            ErrorKind::Invalid
+        }
+        Code::Unauthenticated => ErrorKind::Unauthenticated,
         Code::NotFound => ErrorKind::UnknownNamespace,
         Code::FailedPrecondition => ErrorKind::LayoutMismatch,
         Code::Aborted => ErrorKind::LeaseExpired,
@@ -67,6 +76,9 @@ fn retry_after(status: &Status) -> Duration {
 
 fn advice(kind: ErrorKind) -> &'static str {
     match kind {
+        ErrorKind::Unauthenticated => {
+            "; a token is given by KVSTRATA_TOKEN or in the client's options"
+        }
         ErrorKind::UnknownNamespace => {
             "; open the namespace again (a server forgets it on restart)"
         }
@@ -93,6 +105,7 @@ mod tests {
     fn codes_map_back_to_kinds() {
         let cases = [
             (Code::InvalidArgument, ErrorKind::Invalid),
+            (Code::Unauthenticated, ErrorKind::Unauthenticated),
             (Code::NotFound, ErrorKind::UnknownNamespace),
             (Code::FailedPrecondition, ErrorKind::LayoutMismatch),
             (Code::Aborted, ErrorKind::LeaseExpired),

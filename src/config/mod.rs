@@ -6,11 +6,13 @@
 //!
 //! Nothing here is a handle: components are built from these values in `server`. Few knobs: a number
 //! of which we cannot say when an operator would change it is a constant beside the code it limits.
-//! No setting can be changed while the server runs; a restart is quick and drains first.
+//! No setting can be changed while the server runs; a restart is quick and drains first. The files that
+//! `auth` and `tls` name may change, and are read again.
 
 mod load;
 mod nvme;
 mod object;
+mod trust;
 mod units;
 mod validate;
 
@@ -20,6 +22,7 @@ pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
 pub use nvme::{Nvme, NvmeEngine, NvmePlan, NvmeSpace};
 pub use object::{Object, ObjectAdmission, ObjectUrl};
 use serde::{Deserialize, Serialize};
+pub use trust::{Auth, Tls};
 pub use units::{Address, Auto, Maybe, Period, Size};
 #[cfg(test)]
 pub(crate) use validate::MEMORY_LIMIT_MIN;
@@ -47,6 +50,10 @@ pub struct Config {
     pub lease: Lease,
     /// Where the key of all namespace ids is.
     pub identity: Identity,
+    /// Who may come in.
+    pub auth: Auth,
+    /// How connections are encrypted.
+    pub tls: Tls,
     /// What is logged.
     pub log: Log,
 }
@@ -69,11 +76,11 @@ pub struct Node {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Server {
-    /// Address of the gRPC contract. Default `0.0.0.0:9400`: engines come from other hosts. Port 0
-    /// takes a free one, which is logged.
+    /// Address of the gRPC contract. Default `127.0.0.1:9400`: engines of other hosts need tokens or
+    /// [`Auth::allow_anonymous`]. Port 0 takes a free one, which is logged.
     pub grpc_listen: SocketAddr,
-    /// Address of `/livez`, `/readyz` and `/metrics`. Default `0.0.0.0:9401`: kubelet and
-    /// Prometheus come from other hosts. Port 0 takes a free one, which is logged.
+    /// Address of `/livez`, `/readyz` and `/metrics`. Default `127.0.0.1:9401`, as for gRPC. Port 0
+    /// takes a free one, which is logged.
     pub http_listen: SocketAddr,
     /// Address of the bulk port, over which blocks move at line rate. Default `auto`: that of gRPC, two
     /// ports above it (or a free one, as that). `none`: no bulk port on TCP.
@@ -89,8 +96,8 @@ pub struct Server {
 impl Default for Server {
     fn default() -> Self {
         Self {
-            grpc_listen: SocketAddr::from(([0, 0, 0, 0], 9400)),
-            http_listen: SocketAddr::from(([0, 0, 0, 0], 9401)),
+            grpc_listen: SocketAddr::from(([127, 0, 0, 1], 9400)),
+            http_listen: SocketAddr::from(([127, 0, 0, 1], 9401)),
             bulk_listen: Auto::Auto,
             bulk_unix: Maybe::None,
             drain_grace: Period(Duration::from_secs(20)),
@@ -99,6 +106,13 @@ impl Default for Server {
 }
 
 impl Server {
+    /// Whether other hosts can reach a listener.
+    #[must_use]
+    pub fn listens_beyond_loopback(&self) -> bool {
+        let listens = [Some(self.grpc_listen), Some(self.http_listen), self.bulk_address()];
+        listens.into_iter().flatten().any(|address| !address.ip().is_loopback())
+    }
+
     /// Where the bulk port listens on TCP; none if it does not.
     #[must_use]
     pub fn bulk_address(&self) -> Option<SocketAddr> {

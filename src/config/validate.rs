@@ -29,6 +29,8 @@ impl Config {
         self.check_listeners(&mut problems);
         self.check_memory(&mut problems);
         self.check_leases(&mut problems);
+        self.auth.check(&self.server, &mut problems);
+        self.tls.check(&mut problems);
         self.nvme.check(&mut problems);
         self.object.check(&self.nvme, &mut problems);
         if !self.log.level.split(',').all(is_level) {

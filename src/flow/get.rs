@@ -23,6 +23,7 @@ use super::{
     count, period, tier_label,
 };
 use crate::{
+    auth::Bearer,
     id::{LeaseId, SessionId},
     limits::{GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX},
     metrics::{Missed, ServerMetrics},
@@ -88,11 +89,12 @@ impl GetFlow {
     ///
     /// # Errors
     /// What the request can be refused for, by field.
-    pub(crate) fn begin(node: &Node, tenant: &str, ask: GetAsk<'_>) -> Result<Self> {
-        let namespace = node.namespace(tenant, ask.namespace_id)?;
+    pub(crate) fn begin(node: &Node, bearer: &Bearer, ask: GetAsk<'_>) -> Result<Self> {
+        let namespace = node.namespace(bearer, ask.namespace_id)?;
         let blocks = namespace.hashes(&ask.hashes, GET_BLOCKS_MAX, "hashes")?.len();
         let wait = period("deadline_ms", ask.deadline_ms, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX)?;
         if let Some((session, lease)) = ask.lease {
+            node.session(bearer, session)?;
             node.leases.check(session, lease)?;
         }
         let touch_from = ask.lease.is_none().then_some(0);

@@ -27,6 +27,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::durable::Durable;
 use crate::{
+    auth::Bearer,
     id::SessionId,
     limits::{DURABLE_DEADLINE, PUT_BLOCKS_MAX, PUT_IDLE_MAX},
     metrics::{PutLabel, ServerMetrics},
@@ -160,9 +161,9 @@ impl PutFlow {
     ///
     /// # Errors
     /// What the offer can be refused for, by field.
-    pub(crate) fn open(node: &Node, tenant: &str, ask: &PutAsk<'_>) -> Result<(Self, Wanted)> {
-        let session = node.sessions.find(ask.session)?;
-        let namespace = node.namespace(tenant, ask.namespace_id)?;
+    pub(crate) fn open(node: &Node, bearer: &Bearer, ask: &PutAsk<'_>) -> Result<(Self, Wanted)> {
+        let session = node.session(bearer, ask.session)?;
+        let namespace = node.namespace(bearer, ask.namespace_id)?;
         let hashes = namespace.hashes(ask.hashes, PUT_BLOCKS_MAX, "hashes")?;
         if ask.durable && !node.stack.has_tier(Tier::Nvme) {
             let text = "durable: true given, but this node has no nvme tier; false allowed";

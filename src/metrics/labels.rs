@@ -151,3 +151,45 @@ label_values! {
         Unauthenticated = "unauthenticated",
     }
 }
+
+label_values! {
+    /// What a client comes in by.
+    Door {
+        /// The gRPC contract.
+        Grpc = "grpc",
+        /// The bulk port.
+        Bulk = "bulk",
+        /// The pages.
+        Http = "http",
+    }
+}
+
+label_values! {
+    /// Why a request was not taken for that of a tenant.
+    Unproven {
+        /// It showed no token.
+        Missing = "missing",
+        /// Its token is not one that is valid for this.
+        Wrong = "wrong",
+    }
+}
+
+label_values! {
+    /// Files that are loaded again when they change.
+    Reloaded {
+        /// The tokens of clients.
+        Tokens = "tokens",
+        /// Certificate, key and the CA of clients.
+        Tls = "tls",
+    }
+}
+
+label_values! {
+    /// What became of files that have changed.
+    ReloadOutcome {
+        /// They are in force.
+        Ok = "ok",
+        /// They cannot be used; what was loaded before is in force.
+        Failed = "failed",
+    }
+}

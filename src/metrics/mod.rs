@@ -5,16 +5,21 @@
 
 mod labels;
 mod store;
+mod trust;
 
 use std::time::Duration;
 
-pub use labels::{Answer, LeaseEnd, Missed, Op, Outcome, PutLabel, TierLabel};
+pub use labels::{
+    Answer, Door, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded, TierLabel,
+    Unproven,
+};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
 pub use store::StoreGauges;
+pub use trust::TrustMetrics;
 
 /// Upper bounds for whole calls, in seconds. A lookup should stay in the second line; a get of tens
 /// of gigabytes ends in the last.
@@ -102,6 +107,8 @@ pub struct ServerMetrics {
     pub hash_root_mismatches: Gauge,
     /// Requests that panicked.
     pub request_panics: Counter,
+    /// Who was not let in.
+    pub trust: TrustMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -138,6 +145,7 @@ impl ServerMetrics {
             calls_in_flight: Gauge::default(),
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
+            trust: TrustMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

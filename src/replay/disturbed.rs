@@ -108,11 +108,11 @@ pub async fn replay_disturbed(
         block_bytes: options.block_bytes,
         source: options.source.clone(),
         durable: options.durable,
-        path: options.path,
+        client: options.client.clone(),
         disturbed: Some(disturbed.clone()),
         progress,
     };
-    let roomy = fits(&shared, &ask(server.endpoint()).await?);
+    let roomy = fits(&shared, &ask(server.endpoint(), &options.client).await?);
     let killer = Killer {
         server,
         shared: shared.clone(),
@@ -154,7 +154,7 @@ async fn audit_all(
     all: bool,
 ) -> Result<Stats> {
     let serving = shared.serving.borrow().clone();
-    let after = ask(serving.endpoint.as_deref().unwrap_or_default()).await?;
+    let after = ask(serving.endpoint.as_deref().unwrap_or_default(), &shared.client).await?;
     let mut claims = disturbed.ledger.claims();
     if !all {
         claims.kept.clear();

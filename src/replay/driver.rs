@@ -99,6 +99,7 @@ impl Driver {
             let explained = match error.kind() {
                 ErrorKind::Unavailable | ErrorKind::Timeout | ErrorKind::Cancelled => true,
                 ErrorKind::Invalid
+                | ErrorKind::Unauthenticated
                 | ErrorKind::UnknownNamespace
                 | ErrorKind::LayoutMismatch
                 | ErrorKind::LeaseExpired

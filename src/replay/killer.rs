@@ -72,13 +72,13 @@ impl Killer<'_> {
             self.start_again(kill).await?;
         }
         let endpoint = self.server.endpoint().to_owned();
-        self.killed.counted.add(&ask(&endpoint).await?);
+        self.killed.counted.add(&ask(&endpoint, &self.shared.client).await?);
         Ok(self.killed)
     }
 
     async fn kill(&mut self, kill: Kill) -> Result<()> {
         // Asked a moment before, because a killed process answers nothing.
-        let stats = ask(self.server.endpoint()).await?;
+        let stats = ask(self.server.endpoint(), &self.shared.client).await?;
         let wait = kill.delay(self.disturbed.pace.mean());
         sleep(wait).await;
         self.server.kill().await?;
@@ -124,8 +124,8 @@ impl Killer<'_> {
 }
 
 /// What the server at `endpoint` counted.
-pub(super) async fn ask(endpoint: &str) -> Result<Stats> {
-    Client::connect(endpoint, ClientOptions::default()).await?.stats().await
+pub(super) async fn ask(endpoint: &str, options: &ClientOptions) -> Result<Stats> {
+    Client::connect(endpoint, options.clone()).await?.stats().await
 }
 
 impl Counted {

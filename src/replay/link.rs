@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::{crash::Removals, ledger::Ledger, pace::Pace, payload::Source};
 use crate::{
-    client::{Client, ClientOptions, Handle, HashList, NamespaceSpec, Path, Session},
+    client::{Client, ClientOptions, Handle, HashList, NamespaceSpec, Session},
     trace::Trace,
 };
 
@@ -34,8 +34,8 @@ pub(super) struct Shared {
     pub(super) block_bytes: u32,
     pub(super) source: Source,
     pub(super) durable: bool,
-    /// The way that blocks take.
-    pub(super) path: Path,
+    /// How clients connect, and the way that their blocks take.
+    pub(super) client: ClientOptions,
     pub(super) disturbed: Option<Disturbed>,
     pub(super) progress: ProgressBar,
 }
@@ -66,8 +66,8 @@ impl Link {
     /// Connects to a server.
     pub(super) async fn open_at(shared: &Shared, serving: Serving, name: &str) -> Result<Self> {
         let Serving { generation, endpoint } = serving;
-        let options = ClientOptions { path: shared.path, ..ClientOptions::default() };
-        let client = Client::connect(&endpoint.unwrap_or_default(), options).await?;
+        let endpoint = endpoint.unwrap_or_default();
+        let client = Client::connect(&endpoint, shared.client.clone()).await?;
         let handle = client.open(namespace(shared)).await?;
         let session = client.session(name).await?;
         Ok(Self { generation, client, handle, session })

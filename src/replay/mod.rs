@@ -57,7 +57,7 @@ use self::{
     report::Measured,
 };
 use crate::{
-    client::{Client, ClientOptions, Path, Stats},
+    client::{Client, ClientOptions, Stats},
     sim,
     trace::Trace,
 };
@@ -82,8 +82,8 @@ pub struct ReplayOptions {
     pub source: Source,
     /// Whether puts ask to be acknowledged when they are on nvme.
     pub durable: bool,
-    /// The way that blocks take.
-    pub path: Path,
+    /// How its clients connect, and the way that their blocks take.
+    pub client: ClientOptions,
 }
 
 /// Replays the whole of `trace`; `progress` counts block references.
@@ -98,7 +98,7 @@ pub async fn replay(
     options: &ReplayOptions,
     progress: ProgressBar,
 ) -> Result<Report> {
-    let watcher = Client::connect(&options.endpoint, ClientOptions::default()).await?;
+    let watcher = Client::connect(&options.endpoint, options.client.clone()).await?;
     let before = watcher.stats().await?;
     let endpoint = Some(options.endpoint.clone());
     let (_server, serving) = watch::channel(Serving { generation: 0, endpoint });
@@ -108,7 +108,7 @@ pub async fn replay(
         block_bytes: options.block_bytes,
         source: options.source.clone(),
         durable: options.durable,
-        path: options.path,
+        client: options.client.clone(),
         disturbed: None,
         progress,
     };

@@ -17,10 +17,17 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
     net::TcpStream,
     process::{Child, ChildStdout, Command},
     time::{Instant, sleep, timeout, timeout_at},
+};
+
+use crate::{
+    auth::{ONLY_TENANT, Token},
+    client::ClientOptions,
+    metrics::Door,
+    tls::{Dialer, Generated, write_private},
 };
 
 /// How long a server may take until it serves: mapping memory and binding ports take milliseconds,
@@ -52,6 +59,8 @@ pub struct ServerSettings {
     pub nvme: Option<NvmeSettings>,
     /// Any other settings, as `key=value`.
     pub others: Vec<String>,
+    /// Whether it asks for a token and speaks TLS, by a certificate that is made for it.
+    pub secure: bool,
 }
 
 /// What the server is told of its nvme tier.
@@ -71,9 +80,38 @@ pub struct ServerProcess {
     settings: ServerSettings,
     child: Child,
     endpoint: String,
+    secrets: Option<Secrets>,
     /// Kept open: a server whose output is closed could not print.
     _stdout: BufReader<ChildStdout>,
     directory: Directory,
+}
+
+/// What a secure server is known by, and what it asks for.
+#[derive(Debug)]
+struct Secrets {
+    token: Token,
+    files: Generated,
+    tokens_file: PathBuf,
+    dialer: Dialer,
+}
+
+impl Secrets {
+    fn create(directory: &Path) -> Result<Self> {
+        let (token, files) = (Token::random()?, Generated::create(directory)?);
+        let tokens_file = directory.join("tokens");
+        write_private(&tokens_file, &format!("{ONLY_TENANT} {} operator\n", token.reveal()))?;
+        let dialer = Dialer::new(&files.trusted())?;
+        Ok(Self { token, files, tokens_file, dialer })
+    }
+
+    /// The settings that make a server use them.
+    fn settings(&self) -> [(&'static str, &Path); 3] {
+        [
+            ("auth.tokens_file", &self.tokens_file),
+            ("tls.cert_file", &self.files.cert_file),
+            ("tls.key_file", &self.files.key_file),
+        ]
+    }
 }
 
 /// A process that serves.
@@ -99,8 +137,10 @@ impl ServerProcess {
     /// Safe: a server that was being started is killed.
     pub async fn start(settings: ServerSettings) -> Result<Self> {
         let directory = Directory::create()?;
-        let Started { child, endpoint, stdout } = start(&settings, &directory).await?;
-        Ok(Self { settings, child, endpoint, _stdout: stdout, directory })
+        let secrets = settings.secure.then(|| Secrets::create(&directory.path)).transpose()?;
+        let started = start(&settings, secrets.as_ref(), &directory).await?;
+        let Started { child, endpoint, stdout } = started;
+        Ok(Self { settings, child, endpoint, secrets, _stdout: stdout, directory })
     }
 
     /// Kills it with SIGKILL and waits until it is gone.
@@ -112,7 +152,8 @@ impl ServerProcess {
     /// from the start of the process until it was ready.
     pub(super) async fn start_again(&mut self) -> Result<Duration> {
         let started_at = Instant::now();
-        let Started { child, endpoint, stdout } = start(&self.settings, &self.directory).await?;
+        let started = start(&self.settings, self.secrets.as_ref(), &self.directory).await?;
+        let Started { child, endpoint, stdout } = started;
         let took = started_at.elapsed();
         (self.child, self.endpoint, self._stdout) = (child, endpoint, stdout);
         Ok(took)
@@ -120,7 +161,7 @@ impl ServerProcess {
 
     /// Starts it again on what it left, and kills it `after` that: however far it has got then.
     pub(super) async fn start_and_kill(&mut self, after: Duration) -> Result<()> {
-        let mut child = command(&self.settings, &self.directory)?
+        let mut child = command(&self.settings, self.secrets.as_ref(), &self.directory)?
             .spawn()
             .map_err(|error| failed("start a server").because(error))?;
         sleep(after).await;
@@ -145,6 +186,14 @@ impl ServerProcess {
     pub fn keep_directory(&mut self) -> &Path {
         self.directory.kept = true;
         &self.directory.path
+    }
+
+    /// The options of a client that it lets in.
+    #[must_use]
+    pub fn client_options(&self) -> ClientOptions {
+        let token = self.secrets.as_ref().map(|secrets| secrets.token.clone());
+        let tls = self.secrets.as_ref().map(|secrets| secrets.files.trusted());
+        ClientOptions { token, tls, ..ClientOptions::default() }
     }
 
     /// `host:port` of its gRPC contract.
@@ -206,8 +255,12 @@ impl ServerProcess {
 }
 
 /// Starts a process and waits until it is ready.
-async fn start(settings: &ServerSettings, directory: &Directory) -> Result<Started> {
-    let mut child = command(settings, directory)?
+async fn start(
+    settings: &ServerSettings,
+    secrets: Option<&Secrets>,
+    directory: &Directory,
+) -> Result<Started> {
+    let mut child = command(settings, secrets, directory)?
         .spawn()
         .map_err(|error| failed("start a server").because(error))?;
     let stdout = child.stdout.take().ok_or_else(|| failed("read the server's output"))?;
@@ -225,7 +278,7 @@ async fn start(settings: &ServerSettings, directory: &Directory) -> Result<Start
         return Err(failed(&what));
     };
     // It may serve before it has found everything that it has.
-    while !is_ready(&addresses.http).await {
+    while !is_ready(&addresses.http, secrets.map(|secrets| &secrets.dialer)).await {
         if let Ok(Some(status)) = child.try_wait() {
             return Err(failed(&format!("start a server: it ended with {status}{}", log())));
         }
@@ -239,20 +292,31 @@ async fn start(settings: &ServerSettings, directory: &Directory) -> Result<Start
 }
 
 /// Whether `/readyz` says yes. A server that does not answer is not ready.
-async fn is_ready(http: &str) -> bool {
+async fn is_ready(http: &str, dialer: Option<&Dialer>) -> bool {
     let ask = async {
-        let mut connection = TcpStream::connect(http).await?;
-        let request = format!("GET /readyz HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n");
-        connection.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        connection.take(READY_BYTES_MAX).read_to_end(&mut answer).await?;
-        std::io::Result::Ok(answer)
+        match dialer {
+            Some(dialer) => ask_ready(http, dialer.connect(Door::Http, http).await.ok()?).await,
+            None => ask_ready(http, TcpStream::connect(http).await.ok()?).await,
+        }
     };
     let answer = timeout(READY_DEADLINE, ask).await;
-    answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.starts_with(b"HTTP/1.1 200")))
+    answer.is_ok_and(|answer| answer.is_some_and(|answer| answer.starts_with(b"HTTP/1.1 200")))
 }
 
-fn command(settings: &ServerSettings, directory: &Directory) -> Result<Command> {
+/// The answer to `/readyz`; none if the server does not give one.
+async fn ask_ready(http: &str, mut io: impl AsyncRead + AsyncWrite + Unpin) -> Option<Vec<u8>> {
+    let request = format!("GET /readyz HTTP/1.1\r\nHost: {http}\r\nConnection: close\r\n\r\n");
+    io.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = Vec::new();
+    io.take(READY_BYTES_MAX).read_to_end(&mut answer).await.ok()?;
+    Some(answer)
+}
+
+fn command(
+    settings: &ServerSettings,
+    secrets: Option<&Secrets>,
+    directory: &Directory,
+) -> Result<Command> {
     let program = std::env::current_exe()
         .map_err(|error| failed("find the path of this program").because(error))?;
     let log = fs::File::options().append(true).create(true).open(directory.log());
@@ -271,6 +335,9 @@ fn command(settings: &ServerSettings, directory: &Directory) -> Result<Command> 
         command.arg("--set").arg(format!("{key}={value}"));
     };
     set("identity.secret_file", &directory.path.join("identity").display());
+    for (key, path) in secrets.into_iter().flat_map(Secrets::settings) {
+        set(key, &path.display());
+    }
     if let Some(memory) = &settings.memory {
         set("memory.limit", memory);
     }

@@ -15,6 +15,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// The request can never work as written: correct it.
     Invalid,
+    /// One side could not show who it is: give a token or certificate that is valid.
+    Unauthenticated,
     /// The namespace is not known here: open it first.
     UnknownNamespace,
     /// The bytes do not fit the namespace: open the right one.
@@ -47,6 +49,7 @@ impl ErrorKind {
         match self {
             Self::Exhausted { .. } | Self::Unavailable | Self::Timeout => true,
             Self::Invalid
+            | Self::Unauthenticated
             | Self::UnknownNamespace
             | Self::LayoutMismatch
             | Self::LeaseExpired

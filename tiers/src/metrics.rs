@@ -77,6 +77,7 @@ impl Undemoted {
             ErrorKind::Exhausted { .. } => Self::Budget,
             ErrorKind::Unavailable => Self::Unavailable,
             ErrorKind::Invalid
+            | ErrorKind::Unauthenticated
             | ErrorKind::UnknownNamespace
             | ErrorKind::LayoutMismatch
             | ErrorKind::LeaseExpired

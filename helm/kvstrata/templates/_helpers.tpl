@@ -14,6 +14,10 @@
 {{ .Values.identity.existingSecret | default (printf "%s-identity" (include "kvstrata.fullname" .)) }}
 {{- end -}}
 
+{{- define "kvstrata.tokensSecretName" -}}
+{{ .Values.auth.existingSecret | default (printf "%s-tokens" (include "kvstrata.fullname" .)) }}
+{{- end -}}
+
 {{- /* Selectors cannot be changed later: no version, nothing that a user sets. */ -}}
 {{- define "kvstrata.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
@@ -48,6 +52,18 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- $_ := set $nvme "capacity" (include "kvstrata.emptyDirCapacity" .) }}
 {{- end }}
 {{- $_ := set $config "nvme" (merge (dig "nvme" dict $config) $nvme) }}
+{{- end }}
+{{- if .Values.auth.enabled }}
+{{- $_ := set $config "auth" (dict "tokens_file" "/etc/kvstrata/secret/tokens") }}
+{{- else }}
+{{- $_ := set $config "auth" (dict "allow_anonymous" true) }}
+{{- end }}
+{{- if .Values.tls.secret }}
+{{- $tls := dict "cert_file" "/etc/kvstrata/tls/tls.crt" "key_file" "/etc/kvstrata/tls/tls.key" }}
+{{- if .Values.tls.clientCertificates }}
+{{- $_ := set $tls "client_ca_file" "/etc/kvstrata/tls/ca.crt" }}
+{{- end }}
+{{- $_ := set $config "tls" $tls }}
 {{- end }}
 {{- range $section, $keys := $config }}
 {{- if $keys }}
@@ -94,6 +110,9 @@ and the kubelet evicts the pod that exceeds it: 90 % of the limit, as the server
 {{- fail (printf "config.server: %s and bulk_listen both use port %s; give them different ports" . (include "kvstrata.port" $.Values.config.server.bulk_listen)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.tls.clientCertificates (not .Values.tls.secret) -}}
+{{- fail "tls.clientCertificates is true, but tls.secret is empty; name the Secret, whose ca.crt they must be of" -}}
+{{- end -}}
 {{- if and (ne .Values.nvme.volume "claim") .Values.nvme.storageClassName -}}
 {{- fail (printf "nvme.storageClassName is %q, but nvme.volume is %s, which has no class; empty it, or make volume claim" .Values.nvme.storageClassName .Values.nvme.volume) -}}
 {{- end -}}
@@ -104,8 +123,16 @@ and the kubelet evicts the pod that exceeds it: 90 % of the limit, as the server
 {{- if eq .name "KV_NVME__PATH" -}}
 {{- fail "extraEnv: KV_NVME__PATH is set by the chart from nvme.path; remove it" -}}
 {{- end -}}
+{{- if regexMatch "^KV_(AUTH|TLS)__" .name -}}
+{{- fail (printf "extraEnv: %s is set by the chart from auth and tls; remove it" .name) -}}
+{{- end -}}
 {{- if has .name (list "KV_NODE__NAME" "KV_NODE__ADVERTISE") -}}
 {{- fail (printf "extraEnv: %s is set by the chart from the pod's name; remove it" .name) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* A page that probes ask for. */ -}}
+{{- define "kvstrata.probe" -}}
+{ path: {{ .page }}, port: http{{ if .root.Values.tls.secret }}, scheme: HTTPS{{ end }} }
 {{- end -}}

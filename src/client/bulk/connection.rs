@@ -18,7 +18,11 @@ use crate::{
         input::{Input, lost},
         output::Output,
     },
-    client::{BulkPort, RETRY_AFTER_KEY, connect::timed_out, error_of, status::broken_contract},
+    client::{
+        BulkPort, RETRY_AFTER_KEY, access::Access, connect::timed_out, error_of,
+        status::broken_contract,
+    },
+    metrics::Door,
 };
 
 /// Payload that the server may be ahead of us, at least: less than a core's share of the cache, because
@@ -65,14 +69,14 @@ fn credit_of(round_trip: Duration) -> u32 {
 
 impl Connection {
     /// Connects, by the Unix socket if there is one here, and says hello.
-    pub(super) async fn dial(port: &BulkPort, session: &Bytes) -> Result<Self> {
+    pub(super) async fn dial(port: &BulkPort, session: &Bytes, access: &Access) -> Result<Self> {
         if !port.unix.is_empty()
             && let Ok(io) = UnixStream::connect(&port.unix).await
         {
             let (from, to) = io.into_split();
             // Another server may have a socket of that name here.
             let io: Io = (Box::new(from), Box::new(to));
-            let greeted = Self::greet(io, CREDIT_BYTES_MIN, port, session).await;
+            let greeted = Self::greet(io, CREDIT_BYTES_MIN, port, session, access).await;
             if greeted.is_ok() || port.tcp.is_empty() {
                 return greeted;
             }
@@ -82,14 +86,26 @@ impl Connection {
         }
         // The other side's kernel answers at once, whatever its server does.
         let asked = Instant::now();
+        if let Some(dialer) = &access.dialer {
+            let (from, to) = tokio::io::split(dialer.connect(Door::Bulk, &port.tcp).await?);
+            let credit = credit_of(asked.elapsed());
+            return Self::greet((Box::new(from), Box::new(to)), credit, port, session, access)
+                .await;
+        }
         let io = TcpStream::connect(&port.tcp).await.map_err(lost)?;
         let credit = if is_here(&io) { CREDIT_BYTES_MIN } else { credit_of(asked.elapsed()) };
         io.set_nodelay(true).map_err(lost)?;
         let (from, to) = io.into_split();
-        Self::greet((Box::new(from), Box::new(to)), credit, port, session).await
+        Self::greet((Box::new(from), Box::new(to)), credit, port, session, access).await
     }
 
-    async fn greet((from, to): Io, credit: u32, port: &BulkPort, session: &Bytes) -> Result<Self> {
+    async fn greet(
+        (from, to): Io,
+        credit: u32,
+        port: &BulkPort,
+        session: &Bytes,
+        access: &Access,
+    ) -> Result<Self> {
         const DOING: &str = "connect to the bulk port";
         let mut connection = Self {
             from: Input::new(from),
@@ -102,7 +118,7 @@ impl Connection {
             credit,
             owed: 0,
         };
-        let (version, token) = (VERSION, Bytes::new());
+        let (version, token) = (VERSION, access.token());
         let session = <[u8; ID_BYTES]>::try_from(session.as_ref()).unwrap_or_default();
         let hello = Hello { version, credit, session, token };
         connection.out.push(|heads| hello.push(heads));

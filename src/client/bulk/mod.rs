@@ -84,13 +84,13 @@ impl Client {
             return Ok(Some(connection));
         }
         if must {
-            return dial(&port, session, self.options().connect_deadline).await.map(Some);
+            return self.dial(&port, session, self.options().connect_deadline).await.map(Some);
         }
         if pool.breaker.admit(DIAL).is_err() {
             return Ok(None);
         }
         let deadline = self.options().connect_deadline.min(DIAL_DEADLINE);
-        match pool.breaker.note(dial(&port, session, deadline).await) {
+        match pool.breaker.note(self.dial(&port, session, deadline).await) {
             Ok(connection) => Ok(Some(connection)),
             Err(error) => {
                 tracing::info!(%error, "bulk port not reached, blocks go over gRPC");
@@ -99,15 +99,21 @@ impl Client {
         }
     }
 
+    async fn dial(
+        &self,
+        port: &BulkPort,
+        session: &Bytes,
+        deadline: Duration,
+    ) -> Result<Connection> {
+        let dialled = Connection::dial(port, session, &self.shared.access);
+        match timeout(deadline, dialled).await {
+            Ok(dialled) => dialled,
+            Err(_elapsed) => Err(timed_out(DIAL, deadline)),
+        }
+    }
+
     /// Keeps a connection whose request is answered for the next one.
     pub(super) fn keep_bulk(&self, connection: Connection) {
         self.shared.bulk.give_back(connection);
-    }
-}
-
-async fn dial(port: &BulkPort, session: &Bytes, deadline: Duration) -> Result<Connection> {
-    match timeout(deadline, Connection::dial(port, session)).await {
-        Ok(dialled) => dialled,
-        Err(_elapsed) => Err(timed_out(DIAL, deadline)),
     }
 }

@@ -14,6 +14,7 @@
 mod decode;
 mod encode;
 mod layout;
+mod roots;
 mod table;
 
 use std::fmt;
@@ -21,7 +22,8 @@ use std::fmt;
 pub use decode::layout_of;
 pub use encode::foreign_hash;
 pub use layout::{BlockLayout, PartSpec};
-pub use table::{Namespace, NamespaceCounters, NamespaceTable, Opened, RootMismatch};
+pub use roots::RootMismatch;
+pub use table::{Namespace, NamespaceCounters, NamespaceTable, Opened};
 
 /// Everything that decides whether bytes are interchangeable. The default is not valid: it has no
 /// parts and no names.

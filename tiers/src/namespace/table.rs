@@ -1,8 +1,7 @@
 //! The namespaces of this process: interned, validated, and watched for differing hash roots.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    fmt,
+    collections::HashMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -16,6 +15,7 @@ use super::{
     BlockLayout, Identity, NamespaceId, NamespaceSpec, Secret,
     decode::{corrupt, decode},
     encode::{encode, namespace_id, rootless_id},
+    roots::{RootMismatch, Roots},
 };
 use crate::{
     block::{HASH_BYTES_MAX, HASH_BYTES_MIN, Hashes},
@@ -28,10 +28,6 @@ use crate::{
 
 /// Hash algorithms that an attacker can collide; refused where a tenant is shared.
 const WEAK_ALGORITHMS: [&str; 4] = ["xxhash", "xxhash_cbor", "builtin", "murmur"];
-
-/// How many differing roots of one model are listed: each restart of an engine without a fixed seed
-/// brings another one, and each open says what it found.
-const ROOTS_LISTED_MAX: usize = 8;
 
 /// What a namespace holds and has been asked, for stats. Relaxed: nothing is decided by them.
 #[derive(Debug, Default)]
@@ -85,6 +81,15 @@ impl Namespace {
     #[must_use]
     pub fn spec(&self) -> &NamespaceSpec {
         &self.spec
+    }
+
+    /// Whose it is.
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        match &self.spec {
+            NamespaceSpec::Engine(identity) => &identity.tenant,
+            NamespaceSpec::Opaque { tenant, .. } => tenant,
+        }
     }
 
     /// Where parts lie in a block.
@@ -158,34 +163,6 @@ impl Namespace {
     }
 }
 
-/// Clients of one model whose hash chains start differently: they can never hit each other's blocks.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RootMismatch {
-    /// The model they share.
-    pub model: String,
-    /// The engine they share.
-    pub engine: String,
-    /// How many different roots were seen.
-    pub roots_seen: usize,
-    /// Some of them (at most eight), hex, shortened.
-    pub roots: Vec<String>,
-}
-
-impl fmt::Display for RootMismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "clients of model {:?} on {} use {} different hash roots ({}{}) and can never share a \
-             block: give all of them one hash seed (vLLM: PYTHONHASHSEED) and hash algorithm",
-            self.model,
-            self.engine,
-            self.roots_seen,
-            self.roots.join(", "),
-            if self.roots_seen > self.roots.len() { ", .." } else { "" }
-        )
-    }
-}
-
 /// The outcome of [`NamespaceTable::open`].
 #[derive(Debug)]
 pub struct Opened {
@@ -203,24 +180,6 @@ struct Interned {
     by_id: HashMap<NamespaceId, Arc<Namespace>>,
     by_index: Vec<Arc<Namespace>>,
     roots: HashMap<NamespaceId, Roots>,
-}
-
-#[derive(Debug)]
-struct Roots {
-    model: String,
-    engine: String,
-    seen: BTreeSet<Vec<u8>>,
-}
-
-impl Roots {
-    fn mismatch(&self) -> Option<RootMismatch> {
-        (self.seen.len() > 1).then(|| RootMismatch {
-            model: self.model.clone(),
-            engine: self.engine.clone(),
-            roots_seen: self.seen.len(),
-            roots: self.seen.iter().take(ROOTS_LISTED_MAX).map(|root| short_hex(root)).collect(),
-        })
-    }
 }
 
 /// All namespaces opened or restored since the start. They are never dropped: an index is never reused.
@@ -327,21 +286,31 @@ impl NamespaceTable {
     }
 
     fn note_root(&self, interned: &mut Interned, identity: &Identity) -> Vec<String> {
-        let roots =
-            interned.roots.entry(rootless_id(&self.secret, identity)).or_insert_with(|| Roots {
-                model: identity.model.clone(),
-                engine: identity.engine.clone(),
-                seen: BTreeSet::new(),
-            });
-        roots.seen.insert(identity.hash_root.clone());
+        let roots = interned
+            .roots
+            .entry(rootless_id(&self.secret, identity))
+            .or_insert_with(|| Roots::of(identity));
+        roots.see(identity);
         roots.mismatch().iter().map(ToString::to_string).collect()
     }
 
-    /// The namespace with the id given by a client.
+    /// The namespace with this id, whoever's it is.
     ///
     /// # Errors
     /// `Invalid` if `id` is not 32 bytes long, `UnknownNamespace` if it was not opened here.
     pub fn get(&self, id: &[u8]) -> Result<Arc<Namespace>> {
+        self.find(id, |_anyones| true)
+    }
+
+    /// The namespace with the id given by a client of this tenant.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get); that of another tenant was not opened here either.
+    pub fn get_for(&self, tenant: &str, id: &[u8]) -> Result<Arc<Namespace>> {
+        self.find(id, |namespace| namespace.tenant() == tenant)
+    }
+
+    fn find(&self, id: &[u8], allowed: impl Fn(&Namespace) -> bool) -> Result<Arc<Namespace>> {
         let Ok(bytes) = <[u8; 32]>::try_from(id) else {
             return Err(Error::invalid(format!(
                 "namespace_id: {} bytes given, exactly 32 required",
@@ -349,7 +318,7 @@ impl NamespaceTable {
             )));
         };
         let found = self.interned.read().by_id.get(&NamespaceId(bytes)).cloned();
-        found.ok_or_else(|| {
+        found.filter(|namespace| allowed(namespace)).ok_or_else(|| {
             Error::new(
                 ErrorKind::UnknownNamespace,
                 format!(
@@ -377,13 +346,6 @@ impl NamespaceTable {
     pub fn root_mismatches(&self) -> Vec<RootMismatch> {
         self.interned.read().roots.values().filter_map(Roots::mismatch).collect()
     }
-}
-
-fn short_hex(bytes: &[u8]) -> String {
-    if bytes.is_empty() {
-        return "none".to_owned();
-    }
-    bytes.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn problems(spec: &NamespaceSpec, shared_tenant: bool) -> Vec<String> {

@@ -53,7 +53,8 @@ pub(super) struct Job {
 fn may_be_there(kind: ErrorKind) -> bool {
     match kind {
         ErrorKind::Exhausted { .. } | ErrorKind::Invalid | ErrorKind::Unsupported => false,
-        ErrorKind::UnknownNamespace
+        ErrorKind::Unauthenticated
+        | ErrorKind::UnknownNamespace
         | ErrorKind::LayoutMismatch
         | ErrorKind::LeaseExpired
         | ErrorKind::Unavailable
