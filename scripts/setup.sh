@@ -52,6 +52,7 @@ missing_packages() {
   if [[ $tests == yes ]]; then
     has_python || printf '%s\n' python3 python3-venv
     command -v git >/dev/null || echo git
+    command -v openssl >/dev/null || echo openssl
     command -v strace >/dev/null || echo strace
   fi
 }

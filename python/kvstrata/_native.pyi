@@ -6,6 +6,7 @@ go of the interpreter while it waits. A miss is never an error; what is raised i
 """
 
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from types import GenericAlias, TracebackType
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, final
 
@@ -32,6 +33,7 @@ _Hashes: TypeAlias = ReadableBuffer | Iterable[bytes]
 _Room: TypeAlias = WriteableBuffer | _Array | _Tensor
 _Value: TypeAlias = ReadableBuffer | _Array | _Tensor
 _Path: TypeAlias = Literal["auto", "grpc", "bulk"]
+_File: TypeAlias = str | PathLike[str]
 _Tier: TypeAlias = Literal["dram", "nvme", "object"]
 _Outcome: TypeAlias = Literal[
     "stored",
@@ -69,6 +71,11 @@ class Client:
     of the two. `name` stands in the server's logs. Defaults of the deadlines: 10 s for a call
     that moves no blocks (`timeout`), 5 s to connect, 30 s for the next message of a get or put
     (`stall_timeout`), 600 s for one as a whole (`transfer_timeout`).
+
+    `token` says whose blocks are meant. `https://` before the endpoint, or any of the `tls_`
+    arguments, which name PEM files, has everything encrypted: the server must show a
+    certificate of `tls_ca`, or of a CA that the system trusts, for its host or `tls_server_name`;
+    it is shown `tls_cert`, if it asks for one.
     """
 
     def __new__(
@@ -77,6 +84,10 @@ class Client:
         *,
         path: _Path = "auto",
         token: str | None = None,
+        tls_ca: _File | None = None,
+        tls_cert: _File | None = None,
+        tls_key: _File | None = None,
+        tls_server_name: str | None = None,
         name: str = "python",
         timeout: float | None = None,
         connect_timeout: float | None = None,

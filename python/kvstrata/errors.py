@@ -23,6 +23,7 @@ __all__ = [
     "InvalidError",
     "LayoutMismatchError",
     "LeaseExpiredError",
+    "UnauthenticatedError",
     "UnavailableError",
     "UnknownNamespaceError",
     "UnsupportedError",
@@ -40,6 +41,10 @@ class Error(Exception):
 
 class InvalidError(Error, ValueError):
     """The request can never work as written: correct it."""
+
+
+class UnauthenticatedError(Error, PermissionError):
+    """One side could not show who it is: give a token or certificate that is valid."""
 
 
 class UnknownNamespaceError(Error, LookupError):

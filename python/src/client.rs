@@ -1,9 +1,9 @@
 //! The client: where everything begins.
 #![expect(clippy::too_many_arguments, reason = "arguments of Python, most of them by keyword")]
 
-use std::{sync::Arc, time::Duration};
+use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 
-use kvstrata::client::{Client as Connection, ClientOptions, NamespaceSpec};
+use kvstrata::client::{Client as Connection, ClientOptions, NamespaceSpec, TlsOptions, Token};
 use kvstrata_tiers::{
     block::HASH_BYTES_MAX,
     namespace::{Identity, PartSpec},
@@ -26,23 +26,31 @@ pub(crate) struct Client(Own<Arc<Core>>);
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (endpoint, *, path = "auto", token = None, name = "python", timeout = None,
-                        connect_timeout = None, stall_timeout = None, transfer_timeout = None))]
+    #[pyo3(signature = (endpoint, *, path = "auto", token = None, tls_ca = None, tls_cert = None,
+                        tls_key = None, tls_server_name = None, name = "python",
+                        timeout = None, connect_timeout = None, stall_timeout = None, transfer_timeout = None))]
     fn new(
         py: Python<'_>,
         endpoint: &str,
         path: &str,
         token: Option<&str>,
+        tls_ca: Option<PathBuf>,
+        tls_cert: Option<PathBuf>,
+        tls_key: Option<PathBuf>,
+        tls_server_name: Option<String>,
         name: &str,
         timeout: Option<f64>,
         connect_timeout: Option<f64>,
         stall_timeout: Option<f64>,
         transfer_timeout: Option<f64>,
     ) -> PyResult<Self> {
-        if token.is_some() {
-            let text = "token: servers of this version take none";
-            return Err(errors::make(py, "UnsupportedError", text));
+        let token = token.map(Token::from_str).transpose();
+        if tls_cert.is_some() != tls_key.is_some() {
+            let text = "tls_cert and tls_key: one given, both or neither allowed";
+            return Err(errors::invalid(py, text));
         }
+        let client = tls_cert.zip(tls_key);
+        let tls = TlsOptions { ca_file: tls_ca, client, server_name: tls_server_name };
         let or = |name, given: Option<f64>, default: Duration| {
             given.map_or(Ok(default), |given| seconds(py, name, given))
         };
@@ -53,6 +61,8 @@ impl Client {
             call_deadline: or("timeout", timeout, default.call_deadline)?,
             stall_deadline: or("stall_timeout", stall_timeout, default.stall_deadline)?,
             transfer_deadline: or("transfer_timeout", transfer_timeout, default.transfer_deadline)?,
+            token: token.map_err(|error| errors::raised(py, &error))?,
+            tls: Some(tls).filter(|tls| *tls != TlsOptions::default()),
         };
         let core = Core::connect(py, Connection::connect(endpoint, options), name.to_owned())?;
         Ok(Self(Own::new(Arc::new(core))))

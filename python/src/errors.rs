@@ -30,6 +30,7 @@ pub(crate) fn make(py: Python<'_>, class: &str, text: &str) -> PyErr {
 fn class_of(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Invalid => "InvalidError",
+        ErrorKind::Unauthenticated => "UnauthenticatedError",
         ErrorKind::UnknownNamespace => "UnknownNamespaceError",
         ErrorKind::LayoutMismatch => "LayoutMismatchError",
         ErrorKind::LeaseExpired => "LeaseExpiredError",

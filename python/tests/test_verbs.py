@@ -195,7 +195,11 @@ def test_options_are_checked(shared_server: Server) -> None:
         kvstrata.Client(shared_server.grpc, path="fast")  # type: ignore[arg-type]
     with pytest.raises(kvstrata.InvalidError, match="stall_timeout"):
         kvstrata.Client(shared_server.grpc, stall_timeout=-2)
-    with pytest.raises(kvstrata.UnsupportedError, match="token"):
+    with pytest.raises(kvstrata.InvalidError, match="token: 1 characters given"):
         kvstrata.Client(shared_server.grpc, token="t")
+    with pytest.raises(kvstrata.InvalidError, match="both or neither"):
+        kvstrata.Client(shared_server.grpc, tls_cert="c")
+    with pytest.raises(kvstrata.InvalidError, match="/nowhere"):
+        kvstrata.Client(shared_server.grpc, tls_ca="/nowhere")
     with pytest.raises(kvstrata.InvalidError, match="host:port"):
         kvstrata.Client("http://a b")
