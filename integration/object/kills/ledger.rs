@@ -163,8 +163,9 @@ impl Ledger {
         assert!(lost.is_empty(), "the log names them, and they are not served: {lost:?}");
         let evicted = expected.iter().filter(|number| !now.contains(number)).count();
         let bytes = bucket_bytes(bucket).await;
+        // Up to half is kept free for what is written meanwhile, and packs leave as a whole.
         assert!(
-            evicted == 0 || bytes > super::CAPACITY_BYTES / 2,
+            evicted == 0 || bytes > super::CAPACITY_BYTES / 4,
             "{evicted} blocks were evicted, of a bucket with {bytes} bytes"
         );
         self.checked.named += expected.len();
