@@ -51,7 +51,8 @@ const ROUNDS: usize = 5;
 const BATCH: u64 = 64;
 const BATCHES: usize = 50;
 const CLIENTS: [usize; 2] = [1, 4];
-const LIMIT: &str = "1GiB";
+/// Blocks of 16 MiB need extents as large, which a smaller dram does not have.
+const LIMIT: &str = "2GiB";
 
 #[tokio::main]
 async fn main() {
