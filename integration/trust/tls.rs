@@ -132,7 +132,7 @@ async fn a_plain_client_is_told_at_once_in_its_own_protocol() {
     Ca::new().give(&files);
     let server = files.tls().dram("512MiB").start().await;
     let error = refusal(server.grpc(), options(A, Way::Grpc, None)).await;
-    assert!(error.to_string().contains("this port speaks TLS: use https://"), "{error}");
+    assert!(error.to_string().contains("https://"), "{error}");
 
     let io = TcpStream::connect(server.http()).await.unwrap();
     let told = timeout(AT_ONCE, ask(io, None, "/livez")).await.unwrap();

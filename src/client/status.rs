@@ -84,7 +84,7 @@ fn advice(kind: ErrorKind) -> &'static str {
         }
         ErrorKind::LeaseExpired => "; do the lookup again",
         ErrorKind::Unavailable => {
-            "; is the server running? start it with `kvstrata serve`, or try again if it is draining"
+            "; is the server running, and was https:// given if it speaks TLS? start it with `kvstrata serve`, or try again if it is draining"
         }
         ErrorKind::Timeout => "; the outcome is unknown, and trying again is safe",
         ErrorKind::Invalid
