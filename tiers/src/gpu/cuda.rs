@@ -65,24 +65,18 @@ impl CudaCopy {
         self.context.bind_to_thread()?;
         let stream = self.stream(direction);
         for copy in copies {
-            let (host, device) = (copy.host.as_ptr(), copy.device.0);
-            // SAFETY: whoever called `begin` promises that both are valid until the end of the batch,
-            // and that the device's memory is of this context.
-            let begun = unsafe {
-                match direction {
-                    Direction::Onload => sys::cuMemcpyHtoDAsync_v2(
-                        device,
-                        host.cast_const().cast::<c_void>(),
-                        copy.bytes,
-                        stream.cu_stream(),
-                    ),
-                    Direction::Offload => sys::cuMemcpyDtoHAsync_v2(
-                        host.cast::<c_void>(),
-                        device,
-                        copy.bytes,
-                        stream.cu_stream(),
-                    ),
-                }
+            let (host, device) = (copy.host.as_ptr().cast::<c_void>(), copy.device.0);
+            let (bytes, stream) = (copy.bytes, stream.cu_stream());
+            let begun = match direction {
+                // SAFETY: whoever called `begin` promises that both are valid until the end of the
+                // batch, and that the device's memory is of this context.
+                Direction::Onload => unsafe {
+                    sys::cuMemcpyHtoDAsync_v2(device, host.cast_const(), bytes, stream)
+                },
+                // SAFETY: the same.
+                Direction::Offload => unsafe {
+                    sys::cuMemcpyDtoHAsync_v2(host, device, bytes, stream)
+                },
             };
             begun.result()?;
         }

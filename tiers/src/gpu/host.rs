@@ -133,14 +133,13 @@ unsafe impl DeviceCopy for HostCopy {
             let address = usize::try_from(copy.device.0).unwrap_or(0);
             let device = std::ptr::with_exposed_provenance_mut::<u8>(address);
             let host = copy.host.as_ptr();
+            let (to, from) = match direction {
+                Direction::Onload => (device, host),
+                Direction::Offload => (host, device),
+            };
             // SAFETY: the caller's promise: both are valid for so many bytes, and the device's memory is
             // an allocation of its own, so they do not overlap.
-            unsafe {
-                match direction {
-                    Direction::Onload => device.copy_from_nonoverlapping(host, copy.bytes),
-                    Direction::Offload => host.copy_from_nonoverlapping(device, copy.bytes),
-                }
-            }
+            unsafe { to.copy_from_nonoverlapping(from, copy.bytes) };
         }
         Ok(Box::new(Done))
     }

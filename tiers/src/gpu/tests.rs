@@ -96,22 +96,33 @@ mod fake_driver {
         directory
     }
 
+    /// A function of the fake driver.
+    ///
+    /// # Safety
+    /// It is of type `T`.
+    unsafe fn function<T: Copy>(name: &str) -> T {
+        let name = CString::new(name).unwrap();
+        // SAFETY: loads the fake, or returns what is loaded.
+        let driver = unsafe { sys::culib() };
+        // SAFETY: the caller's promise.
+        *unsafe { driver.get::<T>(name.as_bytes_with_nul()) }.unwrap()
+    }
+
     /// What the fake driver counts.
     fn count(what: &str) -> i64 {
-        let name = CString::new(what).unwrap();
-        // SAFETY: functions of the fake, of this type.
-        unsafe { sys::culib().get::<extern "C" fn() -> i64>(name.as_bytes_with_nul()).unwrap()() }
+        // SAFETY: the fake's counters are functions of this type.
+        let count = unsafe { function::<extern "C" fn() -> i64>(what) };
+        count()
     }
 
     /// Makes a call of the driver fail: `times`, after some have passed.
-    fn fail(function: &str, after: i32, times: i32, code: i32) {
+    fn fail(call: &str, after: i32, times: i32, code: i32) {
         type Fail = extern "C" fn(*const std::ffi::c_char, i32, i32, i32);
-        let function = CString::new(function).unwrap();
-        // SAFETY: a function of the fake, of this type; it copies the text.
-        unsafe {
-            let fail = sys::culib().get::<Fail>(b"fake_fail\0").unwrap();
-            fail(function.as_ptr(), after, times, code);
-        }
+        let call = CString::new(call).unwrap();
+        // SAFETY: it is of this type.
+        let fail = unsafe { function::<Fail>("fake_fail") };
+        // It copies the text.
+        fail(call.as_ptr(), after, times, code);
     }
 
     fn opened() -> (Arc<dyn DeviceCopy>, Device) {
