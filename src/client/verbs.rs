@@ -94,8 +94,8 @@ impl Handle {
         Ok(total)
     }
 
-    /// Removes blocks from every tier; returns how many were there. The holder of a lease may still
-    /// read what the lease covers.
+    /// Removes blocks from every tier, also those under lease; returns how many were there. Reads in
+    /// flight finish; later ones miss.
     ///
     /// # Errors
     /// Whatever keeps the call from being answered.

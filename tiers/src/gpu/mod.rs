@@ -9,7 +9,7 @@
 //! [`Device`] is what others use, and it is safe: whatever takes part in a copy is owned by the
 //! [`Transfer`] until the device is done with it, so nothing is freed under a running copy, whoever stops
 //! waiting. [`DeviceCopy`] is the seam below: raw addresses, one implementation for each kind of device.
-//! Every implementation passes [`crate::testing::device_copy_suite`].
+//! Every implementation passes `testing::device_copy_suite`.
 //!
 //! Why copies go by one stream for each direction and an event for each batch: a copy of a 2 MiB block
 //! from pinned memory fills the bus, so more streams would only share it; both directions run at a time.
