@@ -1,3 +1,5 @@
+//! A device, on host memory and on `cudarc` over a fake driver.
+
 use std::{num::NonZeroUsize, sync::Arc};
 
 use super::*;

@@ -5,8 +5,8 @@ use std::{fmt, mem::ManuallyDrop, ptr::NonNull, sync::Arc};
 
 use super::{BatchEnd, DeviceCopy, PinnedBuffer};
 use crate::{
-    dram::BlockWriter,
     error::{Error, ErrorKind, Result},
+    store::BlockWriter,
 };
 
 /// Memory that a device may write.
