@@ -1,10 +1,12 @@
-//! How fast do blocks move, over gRPC, the bulk port on TCP and its Unix socket, and what do they cost?
+//! How fast do blocks move, over gRPC, the bulk port on TCP and its Unix socket, and by shared memory, and
+//! what do they cost?
 //! Blocks of 64 KiB, 2 MiB and 16 MiB, by one client and by four with a connection each; a batch get of
 //! 64 blocks; and whether blocks exist, one by one and a thousand at once.
 //!
 //! Floors in the same round: two threads and a plain blocking connection for each client, TCP or Unix,
 //! the same bytes from as much memory as the server has them in; and the same with one block sent again
-//! and again, which never leaves the cache. CPU is that of client and server together, in seconds per
+//! and again, which never leaves the cache; for shared memory a thread for each client that copies the same
+//! bytes, block by block, by `memcpy`. CPU is that of client and server together, in seconds per
 //! GB. Not measured: other network than loopback.
 //!
 //! ```text
@@ -63,11 +65,16 @@ async fn main() {
     let server = Server::builder().set("memory.limit", LIMIT).start().await;
     let unix = Server::builder().set("memory.limit", LIMIT).set("server.bulk_listen", "none");
     let unix = unix.set("server.bulk_unix", socket.to_str().unwrap()).start().await;
+    let shared = directory.path().join("shared");
+    let here = Server::builder().set("memory.limit", LIMIT).set("server.bulk_listen", "none");
+    let here = here.set("server.bulk_unix", shared.to_str().unwrap());
+    let here = here.set("server.shared_memory", "true").start().await;
     let mut ways = Vec::new();
     for (name, server, path) in [
         ("gRPC", &server, Path::Grpc),
         ("bulk, TCP", &server, Path::Bulk),
         ("bulk, Unix", &unix, Path::Bulk),
+        ("shm", &here, Path::Shm),
     ] {
         if !is_wanted(name) {
             continue;
@@ -97,6 +104,7 @@ async fn main() {
     drop(ways);
     server.stop(&[]).await;
     unix.stop(&[]).await;
+    here.stop(&[]).await;
 }
 
 /// One way that blocks can take, with its clients.
@@ -136,15 +144,25 @@ async fn cost<T>(process: &str, bytes: usize, work: impl Future<Output = T>) -> 
     Cost { seconds: seconds / gigabytes, cpu: used / gigabytes }
 }
 
-/// Its name, how it connects, and whether it sends one block again and again.
-type Floor = (&'static str, fn() -> floor::Pair, bool);
+/// Its name, how it connects or that it copies, and whether it sends one block again and again.
+type Floor = (&'static str, Option<fn() -> floor::Pair>, bool);
 
-const FLOORS: [Floor; 4] = [
-    ("floor, TCP", floor::tcp_pair, false),
-    ("floor, Unix", floor::unix_pair, false),
-    ("floor, TCP, cached", floor::tcp_pair, true),
-    ("floor, Unix, cached", floor::unix_pair, true),
+const FLOORS: [Floor; 5] = [
+    ("floor, TCP", Some(floor::tcp_pair), false),
+    ("floor, Unix", Some(floor::unix_pair), false),
+    ("floor, memcpy", None, false),
+    ("floor, TCP, cached", Some(floor::tcp_pair), true),
+    ("floor, Unix, cached", Some(floor::unix_pair), true),
 ];
+
+/// The floor that a way is compared with.
+fn floor_of(name: &str) -> usize {
+    match name {
+        _ if name.contains("Unix") => 1,
+        _ if name.contains("shm") || name.contains("memcpy") => 2,
+        _ => 0,
+    }
+}
 
 async fn transfers(ways: &[Way], stored: &[u8], (block_bytes, clients): (u32, usize)) {
     let of_ways =
@@ -155,7 +173,10 @@ async fn transfers(ways: &[Way], stored: &[u8], (block_bytes, clients): (u32, us
         for (row, (_, pair, cached)) in rows.iter_mut().zip(FLOORS) {
             let case = (block_bytes as usize, clients, TIMES);
             let floor = async {
-                tokio::task::block_in_place(|| floor::run(stored, case, cached, pair));
+                tokio::task::block_in_place(|| match pair {
+                    Some(pair) => floor::run(stored, case, cached, pair),
+                    None => floor::copy(stored, case),
+                });
             };
             row.push(cost("0", TIMES * STORED, floor).await);
         }
@@ -170,7 +191,7 @@ async fn transfers(ways: &[Way], stored: &[u8], (block_bytes, clients): (u32, us
     println!("{:>20}{:>8}{:>8}{:>8}{:>10}{:>8}", "", "GB/s", "best", "ratio", "CPU s/GB", "ratio");
     for (name, row) in names.iter().zip(&rows) {
         // Each with the floor of its own round: a machine that others use changes from round to round.
-        let floor = &rows[usize::from(name.contains("Unix"))];
+        let floor = &rows[floor_of(name)];
         let rounds = || row.iter().zip(floor);
         let best = row.iter().map(|cost| 1.0 / cost.seconds).fold(0.0, f64::max);
         println!(

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// One part of a page, one of many pieces of a socket's buffer, one of several frames.
-const PARTS: [u32; 3] = [4096, 300_000, 5 << 20];
+pub(crate) const PARTS: [u32; 3] = [4096, 300_000, 5 << 20];
 
 pub(crate) async fn connect(server: &Server, path: Path, parts: &[u32]) -> (Handle, Session) {
     let options = ClientOptions { path, ..ClientOptions::default() };
@@ -31,7 +31,7 @@ pub(crate) async fn connect(server: &Server, path: Path, parts: &[u32]) -> (Hand
 }
 
 /// Everything that is read is what was put, whole blocks and some parts of them.
-async fn assert_reads(handle: &Handle, put: &PutBatch, misses: u32) {
+pub(crate) async fn assert_reads(handle: &Handle, put: &PutBatch, misses: u32) {
     let count = u32::try_from(put.hashes.len()).unwrap();
     let mut all = Seen::default();
     let summary = handle.get(&hashes(0..count + misses), GetOptions::default(), &mut all).await;

@@ -28,6 +28,7 @@ mod put_get;
 mod replay;
 mod sessions;
 mod shared_data;
+mod shared_memory;
 mod skipped;
 mod tidy;
 mod tmpfs;

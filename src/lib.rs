@@ -29,6 +29,7 @@ mod reload;
 pub mod replay;
 pub mod server;
 pub mod session;
+mod shm;
 pub mod sim;
 pub mod tasks;
 mod tls;

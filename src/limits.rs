@@ -97,6 +97,8 @@ pub const BULK_PAYLOAD_BYTES_MAX: usize = 4 * MIB;
 pub const BULK_BATCH_BYTES: usize = 256 * 1024;
 /// Payload that a server sends in one frame: verified, then written, while it is in a core's cache.
 pub const BULK_PIECE_BYTES: usize = 256 * 1024;
+/// Bytes that a client is told the places of at a time: it begins to copy meanwhile.
+pub const BULK_TOLD_BYTES: usize = 4 * MIB;
 /// The least credit to begin with, and the least that a large part is cut for.
 pub const BULK_CREDIT_BYTES_MIN: u32 = 256 * 1024;
 /// The longest token.
@@ -115,6 +117,16 @@ pub const BULK_FRAME_DEADLINE: Duration = Duration::from_secs(30);
 pub const BULK_IDLE_MAX: Duration = Duration::from_secs(300);
 /// Requests up to this length take no room of their own: 500 blocks.
 pub const BULK_BODY_SMALL_BYTES: usize = 16 * 1024;
+/// Clients that share memory at a time: engines of one host, with a few connections each.
+pub const SHM_CLIENTS_MAX: usize = 256;
+/// Bytes that one of them may have pinned: two milliseconds of copying ahead of it.
+pub const SHM_PINNED_BYTES_MAX: usize = 64 * MIB;
+/// All of them together may have 1 / this of dram pinned, and each half of that, so that puts find room.
+pub const SHM_PINNED_SHARE_DIVISOR: usize = 4;
+/// Regions of the arena: 4 TiB.
+pub const SHM_REGIONS_MAX: usize = 4096;
+/// The longest staging of a client.
+pub const SHM_STAGING_BYTES_MAX: u64 = 64 << 20;
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

@@ -47,6 +47,7 @@ use crate::{
     nvme::{self, NvmeError, NvmeTier},
     object::{self, Below, ObjectTier},
     readiness::{Latch, Readiness},
+    shm::Arena,
     tasks::Tasks,
     trust::Trust,
 };
@@ -109,6 +110,8 @@ pub struct Server {
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
     bulk: Vec<bulk::Listener>,
+    /// What the Unix socket of the bulk port shows.
+    arena: Option<Arena>,
     /// Bytes that large requests of the bulk port may take together.
     staging: u64,
     node: Arc<Node>,
@@ -195,6 +198,7 @@ impl Server {
             grpc: Some(grpc),
             http: Some(http),
             bulk,
+            arena: arena(config, &node)?,
             staging: budget.staging,
             node: Arc::new(node),
             calls: Calls::new(server_metrics),
@@ -342,7 +346,8 @@ impl Server {
         let open = node.metrics.bulk_connections.clone();
         let places = incoming::Places::new(BULK_CONNECTIONS_MAX, open);
         let gate = self.trust.gate.clone();
-        let bulk = Arc::new(Bulk { node, calls, gate, instance, room });
+        let arena = self.arena.take().map(Arc::new);
+        let bulk = Arc::new(Bulk { node, calls, gate, instance, room, arena });
         for listener in self.bulk.drain(..) {
             let serving = bulk::serve(listener, Arc::clone(&bulk), places.clone());
             self.node.tasks.spawn_critical("bulk", serving);
@@ -441,6 +446,13 @@ async fn close(tasks: &Tasks, colder: &Colder) -> Vec<&'static str> {
         warn!(%error, "nvme not closed well: the next start reads what it left");
     }
     late
+}
+
+/// What clients on this host are shown, if they are.
+fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, ServeError> {
+    let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
+    let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
+    Ok(shown.transpose()?)
 }
 
 fn lease_limits(config: &Config, budget: &Budget) -> LeaseLimits {

@@ -1,4 +1,4 @@
-//! What the machine gives: plain blocking connections, two threads for each.
+//! What the machine gives: plain blocking connections, two threads for each, and plain copies.
 
 use std::{
     hint::black_box,
@@ -46,6 +46,23 @@ pub(crate) fn run(
                 for _ in 0..times * share.len() / block_bytes {
                     from.read_exact(&mut block).unwrap();
                     black_box(&block);
+                }
+            });
+        }
+    });
+}
+
+/// Copies `stored`, `times` over, block by block into one block, an equal share by each of so many threads.
+pub(crate) fn copy(stored: &[u8], (block_bytes, clients, times): (usize, usize, usize)) {
+    std::thread::scope(|scope| {
+        for share in stored.chunks(stored.len() / clients) {
+            scope.spawn(move || {
+                let mut block = vec![0; block_bytes];
+                for _ in 0..times {
+                    for from in share.chunks(block_bytes) {
+                        block[..from.len()].copy_from_slice(from);
+                        black_box(&block);
+                    }
                 }
             });
         }

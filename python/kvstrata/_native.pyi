@@ -32,7 +32,7 @@ _Hashes: TypeAlias = ReadableBuffer | Iterable[bytes]
 """Hashes of equal length in chain order: packed in one buffer, or one by one."""
 _Room: TypeAlias = WriteableBuffer | _Array | _Tensor
 _Value: TypeAlias = ReadableBuffer | _Array | _Tensor
-_Path: TypeAlias = Literal["auto", "grpc", "bulk"]
+_Path: TypeAlias = Literal["auto", "grpc", "bulk", "shm"]
 _File: TypeAlias = str | PathLike[str]
 _Tier: TypeAlias = Literal["dram", "nvme", "object"]
 _Outcome: TypeAlias = Literal[
@@ -67,7 +67,8 @@ def foreign_hash(key: bytes) -> bytes:
 class Client:
     """A connection to one server, `host:port`. Any thread may use it; a forked child may not.
 
-    `path` is the way that blocks take: the bulk port where it can be reached (`auto`), or one
+    `path` is the way that blocks take: memory shared with a server on this host, or
+    the bulk port, where it can be reached (`auto`), or one
     of the two. `name` stands in the server's logs. Defaults of the deadlines: 10 s for a call
     that moves no blocks (`timeout`), 5 s to connect, 30 s for the next message of a get or put
     (`stall_timeout`), 600 s for one as a whole (`transfer_timeout`).

@@ -191,7 +191,7 @@ def test_a_closed_client_says_so(shared_server: Server) -> None:
 
 def test_options_are_checked(shared_server: Server) -> None:
     """Before anything is connected."""
-    with pytest.raises(kvstrata.InvalidError, match="auto, grpc or bulk"):
+    with pytest.raises(kvstrata.InvalidError, match="auto, grpc, bulk or shm"):
         kvstrata.Client(shared_server.grpc, path="fast")  # type: ignore[arg-type]
     with pytest.raises(kvstrata.InvalidError, match="stall_timeout"):
         kvstrata.Client(shared_server.grpc, stall_timeout=-2)

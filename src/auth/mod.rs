@@ -12,7 +12,11 @@
 mod token;
 mod tokens;
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    sync::Arc,
+};
 
 use blake3::Hash;
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
@@ -107,6 +111,18 @@ impl Gate {
     #[must_use]
     pub fn asks(&self) -> bool {
         matches!(self.shared.admission, Admission::Bearers { .. })
+    }
+
+    /// How many tenants there are.
+    #[must_use]
+    pub fn tenants(&self) -> usize {
+        match &self.shared.admission {
+            Admission::Anyone(_) => 1,
+            Admission::Bearers { known, .. } => {
+                let known = known.read();
+                known.values().map(|bearer| bearer.tenant()).collect::<HashSet<_>>().len()
+            }
+        }
     }
 
     /// Takes the tokens of a file in place of those known. A token that is in both stands for the same

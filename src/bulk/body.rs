@@ -295,10 +295,13 @@ impl Place {
         request: u32,
         payload_bytes: u32,
     ) {
-        push(out, (kind, flags), request, payload_bytes, |body| {
-            put_u32s(body, &[self.position, self.part, self.offset, self.part_bytes]);
-            body.extend_from_slice(&self.checksum.to_le_bytes());
-        });
+        push(out, (kind, flags), request, payload_bytes, |body| self.write(body));
+    }
+
+    /// Appends it as what a body begins with.
+    pub(crate) fn write(&self, body: &mut Vec<u8>) {
+        put_u32s(body, &[self.position, self.part, self.offset, self.part_bytes]);
+        body.extend_from_slice(&self.checksum.to_le_bytes());
     }
 }
 

@@ -16,7 +16,7 @@ use tracing::debug;
 use super::{
     Bulk,
     body::{Get, Offer, Place, read_credit},
-    frame::{Broken, Header, Kind},
+    frame::{Broken, Header, Kind, bare},
     get::{self, Sending, cancelled},
     hello::{Greeted, greet},
     input::{Input, lost},
@@ -24,6 +24,8 @@ use super::{
     output::Output,
     put::{self, OpenPut, next_durable},
     refused,
+    shared::Sharing,
+    shared_body::{BY_PLACE, DAMAGED, HAS_REGIONS, Staged, read_number},
     writer::Writer,
 };
 use crate::{
@@ -32,6 +34,7 @@ use crate::{
     limits::{BULK_BODY_SMALL_BYTES, BULK_IDLE_MAX, BULK_REQUESTS_MAX, RETRY_AFTER_COUNT},
     metrics::Op,
     session::Session,
+    shm::socket::Files,
 };
 
 /// Short answers that wait to be written; then the reader waits, too.
@@ -40,13 +43,13 @@ const NOTES_MAX: usize = 64;
 const LAST_WORD_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Serves a connection until it ends.
-pub(super) async fn run<R, W>(bulk: Arc<Bulk>, from: R, mut to: W)
+pub(super) async fn run<R, W>(bulk: Arc<Bulk>, from: R, mut to: W, files: Option<Arc<Files>>)
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     let mut out = Output::default();
-    let ended = talk(&bulk, from, &mut to, &mut out).await;
+    let ended = talk(&bulk, (from, files), &mut to, &mut out).await;
     let Err(error) = ended else { return };
     debug!(%error, "bulk connection ended");
     // Within a frame there is no place for a reason.
@@ -64,7 +67,7 @@ where
 
 async fn talk<R, W>(
     bulk: &Arc<Bulk>,
-    from: R,
+    (from, files): (R, Option<Arc<Files>>),
     to: &mut W,
     out: &mut Output<PartBytes>,
 ) -> Result<()>
@@ -86,6 +89,7 @@ where
         gets: gets_in,
         notes: notes_in,
         puts: Vec::new(),
+        sharing: Sharing::new(files),
         heard: Instant::now(),
     };
     let mut writing = std::pin::pin!(Writer { lane, gets, notes }.run(out, to));
@@ -108,6 +112,7 @@ struct Reader<R> {
     gets: mpsc::Sender<Sending>,
     notes: mpsc::Sender<Vec<u8>>,
     puts: Vec<OpenPut>,
+    sharing: Sharing,
     /// When the latest frame came.
     heard: Instant,
 }
@@ -177,6 +182,13 @@ impl<R: AsyncRead + Unpin> Reader<R> {
     async fn take(&mut self, header: &Header) -> Result<()> {
         match header.kind {
             Kind::Data => self.data(header).await,
+            Kind::Staged => self.staged(header).await,
+            Kind::Map => self.map(header).await,
+            Kind::Release => {
+                let through = self.input.fixed(header).await?;
+                let release = (read_number(through), header.flags & DAMAGED != 0);
+                self.sharing.release(&self.bulk.node.stack, release)
+            }
             Kind::Credit => {
                 let body = self.input.body(header).await?;
                 self.lane.add_credit(read_credit(body)?);
@@ -207,7 +219,10 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             | Kind::End
             | Kind::Want
             | Kind::Results
-            | Kind::Refused => Err(Broken::Unexpected(header.kind).into()),
+            | Kind::Refused
+            | Kind::Arena
+            | Kind::Pinned
+            | Kind::Taken => Err(Broken::Unexpected(header.kind).into()),
         }
     }
 
@@ -221,7 +236,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         let session = self.session.as_ref().map(|session| session.id());
         match get::begin(&self.bulk.node, &self.bearer, session, header, get) {
             Ok(flow) => {
-                let sending = Sending::new(header.request, token, call, flow, room);
+                let pins = self.sharing.pins().filter(|_| header.flags & BY_PLACE != 0);
+                let sending = Sending::new((header.request, token), call, flow, room, pins);
                 self.gets.send(sending).await.map_err(|_closed| gone())
             }
             Err(error) => {
@@ -263,6 +279,35 @@ impl<R: AsyncRead + Unpin> Reader<R> {
             None => (header.payload_bytes, Ok(())),
         };
         self.input.skip(usize::try_from(left).unwrap_or(usize::MAX)).await?;
+        match (at, stored) {
+            (Some(at), Ok(())) => self.answer(at).await,
+            (Some(at), Err(error)) => self.refuse_put(at, &error).await,
+            (None, _) => Ok(()),
+        }
+    }
+
+    async fn map(&mut self, header: &Header) -> Result<()> {
+        let staging_bytes = read_number(self.input.fixed(header).await?);
+        let has_regions = header.flags & HAS_REGIONS != 0;
+        match self.sharing.begin(&self.bulk, staging_bytes, has_regions) {
+            Ok(regions) => {
+                let mut frame = Vec::new();
+                regions.push(&mut frame, header.request);
+                self.note(frame).await
+            }
+            Err(error) => self.note_refused(header.request, &error).await,
+        }
+    }
+
+    async fn staged(&mut self, header: &Header) -> Result<()> {
+        let staged = Staged::read(&self.input.fixed(header).await?);
+        let at = self.put_of(header.request);
+        let stored = match at.and_then(|at| self.puts.get_mut(at)) {
+            Some(put) => self.sharing.store(put, staged),
+            // It was refused meanwhile.
+            None => Ok(()),
+        };
+        self.note(bare(Kind::Taken, header.request)).await?;
         match (at, stored) {
             (Some(at), Ok(())) => self.answer(at).await,
             (Some(at), Err(error)) => self.refuse_put(at, &error).await,

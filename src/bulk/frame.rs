@@ -21,10 +21,13 @@ use kvstrata_tiers::{block::HASH_BYTES_MAX, error::Error, limits::PARTS_MAX};
 use thiserror::Error as ThisError;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::body::PLACE_BYTES;
+use super::{
+    body::PLACE_BYTES,
+    shared_body::{SPOT_BYTES, STAGED_BYTES},
+};
 use crate::limits::{
     BULK_PAYLOAD_BYTES_MAX, BULK_TEXT_BYTES_MAX, BULK_TOKEN_BYTES_MAX, GET_BLOCKS_MAX,
-    MESSAGE_BYTES_MAX, PUT_BLOCKS_MAX,
+    MESSAGE_BYTES_MAX, PUT_BLOCKS_MAX, SHM_REGIONS_MAX,
 };
 
 /// Bytes of a header.
@@ -53,6 +56,12 @@ pub(crate) enum Kind {
     Cancel,
     /// Client: may be sent so many more bytes of payload.
     Credit,
+    /// Client: asks to share memory ([`crate::shm`]).
+    Map,
+    /// Client: bytes of a wanted part are in its staging.
+    Staged,
+    /// Client: has copied what it was told the place of.
+    Release,
     /// Server: the answer to hello.
     Welcome,
     /// Server: bytes of a part.
@@ -67,10 +76,16 @@ pub(crate) enum Kind {
     Results,
     /// Server: the request, or the connection, ends for this reason.
     Refused,
+    /// Server: the memory that it shares.
+    Arena,
+    /// Server: where a part lies in it.
+    Pinned,
+    /// Server: what was in the staging has been copied.
+    Taken,
 }
 
 impl Kind {
-    const ALL: [(u8, Self); 14] = [
+    const ALL: [(u8, Self); 20] = [
         (1, Self::Hello),
         (2, Self::Get),
         (3, Self::Offer),
@@ -78,6 +93,9 @@ impl Kind {
         (5, Self::Finish),
         (6, Self::Cancel),
         (7, Self::Credit),
+        (8, Self::Map),
+        (9, Self::Staged),
+        (10, Self::Release),
         (17, Self::Welcome),
         (18, Self::Block),
         (19, Self::Miss),
@@ -85,6 +103,9 @@ impl Kind {
         (21, Self::Want),
         (22, Self::Results),
         (23, Self::Refused),
+        (24, Self::Arena),
+        (25, Self::Pinned),
+        (26, Self::Taken),
     ];
 
     fn read(number: u8) -> Option<Self> {
@@ -102,7 +123,11 @@ impl Kind {
             Self::Get => 56..=56 + 4 * PARTS_MAX + HASH_BYTES_MAX * GET_BLOCKS_MAX,
             Self::Offer => 52..=MESSAGE_BYTES_MAX,
             Self::Data | Self::Block => PLACE_BYTES..=PLACE_BYTES,
-            Self::Finish | Self::Cancel | Self::End => 0..=0,
+            Self::Finish | Self::Cancel | Self::End | Self::Taken => 0..=0,
+            Self::Map | Self::Release => 8..=8,
+            Self::Staged => STAGED_BYTES..=STAGED_BYTES,
+            Self::Pinned => SPOT_BYTES..=SPOT_BYTES,
+            Self::Arena => 8..=8 + 8 * SHM_REGIONS_MAX,
             Self::Credit => 4..=4,
             Self::Welcome => 24..=24,
             Self::Miss => 8..=8,
@@ -127,7 +152,13 @@ impl Kind {
             | Self::End
             | Self::Want
             | Self::Results
-            | Self::Refused => 0..=0,
+            | Self::Refused
+            | Self::Map
+            | Self::Staged
+            | Self::Release
+            | Self::Arena
+            | Self::Pinned
+            | Self::Taken => 0..=0,
         }
     }
 }

@@ -27,6 +27,7 @@ use super::{
         read_credit, read_miss, read_results,
     },
     frame::{Broken, HEADER_BYTES, Header, Kind, VERSION, push},
+    shared_body::{DAMAGED, HAS_REGIONS, Regions, Spot, Staged, push_number, read_number},
 };
 
 /// Changed streams that every test run tries.
@@ -77,14 +78,27 @@ fn write_again(header: &Header, body: Bytes) -> Result<Vec<u8>, Broken> {
         Kind::Want => Want::read(body)?.push(&mut out, request),
         Kind::Results => push_results(&mut out, request, read_results(body)?.into_iter()),
         Kind::Refused => Refused::read(body)?.push(&mut out, request),
-        Kind::Finish | Kind::Cancel | Kind::End => {
+        Kind::Map | Kind::Release => {
+            let number = read_number(body.as_ref().try_into().unwrap());
+            push_number(&mut out, (header.kind, flags), request, number);
+        }
+        Kind::Staged => Staged::read(body.as_ref().try_into().unwrap()).push(&mut out, request),
+        Kind::Pinned => {
+            Spot::read(body.as_ref().try_into().unwrap()).push(&mut out, flags, request)
+        }
+        Kind::Arena => {
+            let regions = Regions::read(&body)?;
+            words(2 * regions.lengths.capacity());
+            regions.push(&mut out, request);
+        }
+        Kind::Finish | Kind::Cancel | Kind::End | Kind::Taken => {
             push(&mut out, (header.kind, flags), request, 0, |_body| {});
         }
     }
     // Fields that a kind does not use are not kept.
     let unused = match header.kind {
         Kind::Hello | Kind::Welcome | Kind::Credit => request != 0 || flags != 0,
-        Kind::Want | Kind::Results | Kind::Refused => flags != 0,
+        Kind::Want | Kind::Results | Kind::Refused | Kind::Staged | Kind::Arena => flags != 0,
         _ => false,
     };
     if unused { Err(Broken::Unexpected(header.kind)) } else { Ok(out) }
@@ -159,6 +173,9 @@ fn client_frames() -> Vec<Vec<u8>> {
         write(&|out| push(out, (Kind::Finish, 0), 2, 0, |_body| {})),
         write(&|out| push(out, (Kind::Cancel, 0), 1, 0, |_body| {})),
         write(&|out| push_credit(out, 1 << 20)),
+        write(&|out| push_number(out, (Kind::Map, HAS_REGIONS), 3, 2 << 20)),
+        write(&|out| Staged { place, bytes: 5, offset: 1 << 20 }.push(out, 2)),
+        write(&|out| push_number(out, (Kind::Release, DAMAGED), 0, 77)),
     ]
 }
 
@@ -186,6 +203,11 @@ fn server_frames() -> Vec<Vec<u8>> {
         write(&|out| {
             Refused { code: 8, retry_after_ms: 100, text: "no room".into() }.push(out, 2);
         }),
+        write(&|out| {
+            Regions { pinned_bytes_max: 8 << 20, lengths: vec![1 << 30, 1 << 26] }.push(out, 3);
+        }),
+        write(&|out| Spot { place, pin: 77, region: 1, offset: 1 << 20 }.push(out, 1, 1)),
+        write(&|out| push(out, (Kind::Taken, 0), 2, 0, |_body| {})),
     ]
 }
 

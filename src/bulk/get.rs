@@ -1,6 +1,6 @@
 //! A get on a connection: the flow's blocks as frames, as far as there is credit.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use futures_util::FutureExt;
 use kvstrata_tiers::{
@@ -20,14 +20,18 @@ use super::{
     lane::Lane,
     output::Output,
     refused,
+    shared_body::Spot,
 };
 use crate::{
     api::{Call, convert},
     auth::Bearer,
     flow::{GetAsk, GetFlow, Ready, Step, count},
     id::{LeaseId, SessionId},
-    limits::{BULK_BATCH_BYTES, BULK_CREDIT_BYTES_MIN, BULK_PIECE_BYTES, GET_STALL_MAX},
+    limits::{
+        BULK_BATCH_BYTES, BULK_CREDIT_BYTES_MIN, BULK_PIECE_BYTES, BULK_TOLD_BYTES, GET_STALL_MAX,
+    },
     node::Node,
+    shm::pins::{Pinned, Pins},
 };
 
 /// A get that is being answered.
@@ -41,6 +45,10 @@ pub(super) struct Sending {
     /// When the client must have taken it all.
     end: Instant,
     failure: Option<Error>,
+    /// Blocks are told the places of, unless there is no room for it; none: they are sent.
+    pins: Option<Arc<Pins>>,
+    /// Bytes told the places of since something was last written.
+    told: usize,
     _room: Option<OwnedSemaphorePermit>,
 }
 
@@ -63,6 +71,8 @@ enum Pushed {
     Damaged,
     /// Credit for so many bytes is missing.
     NoCredit(usize),
+    /// The client has as much pinned as it may.
+    NoRoom,
 }
 
 /// Whether a get goes on.
@@ -103,18 +113,20 @@ pub(super) fn begin(
 
 impl Sending {
     pub(super) fn new(
-        request: u32,
-        cancelled: CancellationToken,
+        (request, cancelled): (u32, CancellationToken),
         call: Call,
         flow: GetFlow,
         room: Option<OwnedSemaphorePermit>,
+        pins: Option<Arc<Pins>>,
     ) -> Self {
         let end = flow.deadline() + GET_STALL_MAX;
-        Self { request, cancelled, call, flow, rest: None, end, failure: None, _room: room }
+        let (rest, failure, told) = (None, None, 0);
+        Self { request, cancelled, call, flow, rest, end, failure, pins, told, _room: room }
     }
 
     /// What was made is being written.
     pub(super) fn hand(&mut self) {
+        self.told = 0;
         self.flow.hand();
     }
 
@@ -153,7 +165,7 @@ impl Sending {
             if self.cancelled.is_cancelled() {
                 return Err(cancelled());
             }
-            match self.push_pieces(lane, out) {
+            match self.push_block(lane, out) {
                 Pushed::All => {}
                 Pushed::Full => return Ok(Made::More),
                 Pushed::Damaged => {
@@ -162,7 +174,18 @@ impl Sending {
                         self.push_step(miss, out);
                     }
                 }
-                Pushed::NoCredit(_) if !out.is_empty() => return Ok(Made::More),
+                Pushed::NoCredit(_) | Pushed::NoRoom if !out.is_empty() => return Ok(Made::More),
+                Pushed::NoRoom => {
+                    let Self { cancelled: token, end, pins, .. } = &*self;
+                    let room = async {
+                        match pins {
+                            Some(pins) => pins.wait().await,
+                            None => {}
+                        }
+                    };
+                    within(token, *end, room).await?;
+                    continue;
+                }
                 Pushed::NoCredit(least) => {
                     let Self { cancelled: token, end, .. } = &*self;
                     within(token, *end, lane.wait_credit(least)).await?;
@@ -195,6 +218,46 @@ impl Sending {
                 out.push(|heads| push_miss(heads, self.request, (start, end), reason));
             }
         }
+    }
+
+    /// Appends the block whose turn it is: where it lies if the client has asked for that, else its bytes.
+    fn push_block(&mut self, lane: &Lane, out: &mut Output<PartBytes>) -> Pushed {
+        let (Some(pins), Some(rest)) = (&self.pins, &self.rest) else {
+            return self.push_pieces(lane, out);
+        };
+        if (rest.ordinal, rest.offset) != (0, 0) {
+            return self.push_pieces(lane, out);
+        }
+        if self.told >= BULK_TOLD_BYTES {
+            return Pushed::Full;
+        }
+        match pins.pin(&rest.ready.block) {
+            Pinned::As(pin) => {
+                self.told = self.told.saturating_add(rest.ready.block.len());
+                self.push_places(&Arc::clone(pins), pin, out);
+                Pushed::All
+            }
+            Pinned::Full => Pushed::NoRoom,
+            Pinned::Busy => self.push_pieces(lane, out),
+        }
+    }
+
+    /// Appends where the parts of the block whose turn it is lie. They are not verified: the client does
+    /// that with its copy, and tells of what is not right.
+    fn push_places(&mut self, pins: &Pins, pin: u64, out: &mut Output<PartBytes>) {
+        let Some(rest) = self.rest.take() else { return };
+        let tier = number(convert::tier(rest.ready.block.tier()));
+        for &part in self.flow.parts().iter() {
+            let Some(view) = rest.ready.block.part(part) else { continue };
+            let Some((region, offset)) = pins.arena().place(view.as_ref()) else { continue };
+            let part_bytes = count(view.as_ref().len());
+            let position = rest.ready.position;
+            let checksum = view.checksum();
+            let place = Place { position, part, offset: 0, part_bytes, checksum };
+            let spot = Spot { place, pin, region, offset };
+            out.push(|heads| spot.push(heads, tier, self.request));
+        }
+        self.flow.deliver(&rest.ready);
     }
 
     /// Appends the pieces of the block whose turn it is. Each is verified just before it leaves, and the

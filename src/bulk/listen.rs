@@ -17,6 +17,7 @@ use tracing::error;
 use super::{Bulk, connection};
 use crate::{
     api::incoming::{Place, Places, accept},
+    shm::{self, socket::Files},
     tls::Entry,
 };
 
@@ -74,19 +75,24 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
         Listener::Tcp(tcp, entry) => {
             let ((io, _peer), place) = places.next(|| accept(tcp)).await;
             match entry.begin(io).into_plain() {
-                Ok(io) => spawn(Arc::clone(bulk), io.into_split(), place),
-                Err(io) => spawn(Arc::clone(bulk), tokio::io::split(io), place),
+                Ok(io) => spawn(Arc::clone(bulk), io.into_split(), None, place),
+                Err(io) => spawn(Arc::clone(bulk), tokio::io::split(io), None, place),
             }
         }
         Listener::Unix(unix, _file) => {
             let ((io, _peer), place) = places.next(|| unix.accept()).await;
-            spawn(Arc::clone(bulk), io.into_split(), place);
+            if bulk.arena.is_some() {
+                let (from, to, files) = shm::socket::split(io);
+                spawn(Arc::clone(bulk), (from, to), Some(files), place);
+            } else {
+                spawn(Arc::clone(bulk), io.into_split(), None, place);
+            }
         }
     }
 }
 
 /// Serves one connection; a panic ends it and nothing else.
-fn spawn<R, W>(bulk: Arc<Bulk>, (from, to): (R, W), place: Place)
+fn spawn<R, W>(bulk: Arc<Bulk>, (from, to): (R, W), files: Option<Arc<Files>>, place: Place)
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
@@ -96,7 +102,8 @@ where
     tasks.spawn("bulk connection", async move {
         let _place = place;
         let panics = bulk.node.metrics.request_panics.clone();
-        let serving = AssertUnwindSafe(Box::pin(connection::run(bulk, from, to))).catch_unwind();
+        let serving =
+            AssertUnwindSafe(Box::pin(connection::run(bulk, from, to, files))).catch_unwind();
         if let Some(Err(_panic)) = stop.run_until_cancelled(serving).await {
             panics.inc();
             error!("bulk connection panicked");

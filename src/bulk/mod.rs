@@ -28,6 +28,8 @@
 //!   read one, not for its credit, not for its next request.
 //! - A connection names its session in its hello. The end of either ends the puts of both.
 //!
+//! Clients on this host may share memory instead of sending payload ([`crate::shm`], [`shared`]).
+//!
 //! Namespaces, sessions, leases and lookups stay with gRPC: they are small. Why not HTTP/2 here, too:
 //! its windows and frames cost a copy and a third of the throughput (benches/README.md).
 
@@ -43,6 +45,8 @@ mod lane;
 mod listen;
 pub(crate) mod output;
 mod put;
+mod shared;
+pub(crate) mod shared_body;
 mod writer;
 
 use std::sync::Arc;
@@ -56,6 +60,7 @@ use crate::{
     auth::Gate,
     flow::millis,
     node::Node,
+    shm::Arena,
 };
 
 /// What all connections work on.
@@ -68,6 +73,8 @@ pub(crate) struct Bulk {
     pub(crate) instance: [u8; body::ID_BYTES],
     /// Room for what is asked in large requests, in KiB.
     pub(crate) room: Arc<Semaphore>,
+    /// What is shown to clients on this host; none if nothing is.
+    pub(crate) arena: Option<Arc<Arena>>,
 }
 
 /// What a client is told of an error.

@@ -129,10 +129,40 @@ impl OpenPut {
             }
         }
         self.flow.hear();
+        self.note_frame();
+        Ok((left, Ok(())))
+    }
+
+    /// Has `copy` write the bytes of a part to where they will stay, from the given byte of `place` on;
+    /// it tells how many it has written.
+    ///
+    /// # Errors
+    /// Why the put is refused.
+    pub(super) fn store(
+        &mut self,
+        place: Place,
+        bytes: u32,
+        copy: impl FnOnce(&mut [u8]) -> usize,
+    ) -> Result<()> {
+        let span = Span {
+            position: place.position,
+            part: place.part,
+            offset: place.offset,
+            bytes,
+            checksum: place.checksum,
+            part_bytes: place.part_bytes,
+        };
+        self.flow.hear();
+        self.flow.fill(span, copy)?;
+        self.note_frame();
+        Ok(())
+    }
+
+    /// Takes the results of a frame of data into account.
+    fn note_frame(&mut self) {
         let results = self.flow.results();
         self.results.append(results);
         self.frames = self.frames.saturating_add(1);
-        Ok((left, Ok(())))
     }
 
     /// One read: how many bytes, and whether more of them are wanted.

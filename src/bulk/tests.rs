@@ -10,7 +10,7 @@ use kvstrata_tiers::{
     testing::{hash_of, pack},
 };
 use tokio::{
-    io::{AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     sync::Semaphore,
     time::{Instant, sleep, timeout},
 };
@@ -36,6 +36,7 @@ use crate::{
     session::SessionGuard,
 };
 
+mod shared;
 mod tokens;
 
 const BLOCK_BYTES: u32 = 256 << 10;
@@ -58,8 +59,8 @@ struct Stage {
 
 /// The client's end of a connection.
 struct Peer {
-    from: Input<ReadHalf<DuplexStream>>,
-    to: WriteHalf<DuplexStream>,
+    from: Input<Box<dyn AsyncRead + Send + Unpin>>,
+    to: Box<dyn AsyncWrite + Send + Unpin>,
 }
 
 fn spec() -> NamespaceSpec {
@@ -89,7 +90,7 @@ impl Stage {
             node.sessions.open("test".into(), Arc::new(Bearer::anyone())).unwrap();
         let room = Arc::new(Semaphore::new(1024));
         let gate = Gate::open(node.metrics.trust.clone());
-        let bulk = Bulk { node, calls, gate, instance: [7; 16], room };
+        let bulk = Bulk { node, calls, gate, instance: [7; 16], room, arena: None };
         Self { bulk: Arc::new(bulk), namespace, session }
     }
 
@@ -101,14 +102,18 @@ impl Stage {
     fn connect(&self) -> Peer {
         let (theirs, ours) = tokio::io::duplex(PIPE_BYTES);
         let (from, to) = tokio::io::split(ours);
-        self.node().tasks.spawn("bulk", connection::run(Arc::clone(&self.bulk), from, to));
+        self.node().tasks.spawn("bulk", connection::run(Arc::clone(&self.bulk), from, to, None));
         let (from, to) = tokio::io::split(theirs);
-        Peer { from: Input::new(from), to }
+        Peer { from: Input::new(Box::new(from)), to: Box::new(to) }
     }
 
     /// A connection in the name of the session.
     async fn greeted(&self, credit: u32) -> Peer {
-        let mut peer = self.connect();
+        let peer = self.connect();
+        self.greet(peer, credit).await
+    }
+
+    async fn greet(&self, mut peer: Peer, credit: u32) -> Peer {
         let session = *self.session.session().id().as_bytes();
         let hello = Hello { version: VERSION + 3, credit, session, token: Bytes::new() };
         peer.say(|out| hello.push(out)).await;

@@ -125,7 +125,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 1, requires = "crash_every")]
     pub seed: u64,
 
-    /// The way that blocks take: auto (the bulk port if there is one), grpc or bulk
+    /// The way that blocks take: auto (shared memory or the bulk port if there is one), grpc, bulk or shm
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub path: Path,
 
@@ -230,6 +230,7 @@ fn settings(args: &Args) -> ServerSettings {
         nvme: wanted.then_some(nvme),
         others: args.set.clone(),
         secure: args.tls,
+        shared_memory: args.path == Path::Shm,
     }
 }
 

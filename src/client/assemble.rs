@@ -331,6 +331,16 @@ impl<'a> Assembler<'a> {
         }
     }
 
+    /// Blocks so far whose bytes were not right when they had come.
+    pub(super) fn damaged_blocks(&self) -> u64 {
+        self.summary.corrupt_here
+    }
+
+    /// Nothing of the block that comes next has come yet.
+    pub(super) fn is_between_blocks(&self) -> bool {
+        self.current.is_none()
+    }
+
     /// The part that comes next or has begun.
     fn due(&self) -> Option<(u32, PartSpec)> {
         self.parts.get(self.current.as_ref()?.part_ends.len()).copied()

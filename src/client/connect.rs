@@ -32,13 +32,16 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Which way blocks take. Everything else goes over gRPC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Path {
-    /// The bulk port where the server has one that can be reached, else gRPC.
+    /// Memory shared with the server if it is on this host and offers it, else the bulk port where the
+    /// server has one that can be reached, else gRPC.
     #[default]
     Auto,
     /// Within gRPC messages.
     Grpc,
     /// The bulk port, or not at all.
     Bulk,
+    /// Memory shared with the server, or not at all.
+    Shm,
 }
 
 impl FromStr for Path {
@@ -49,7 +52,10 @@ impl FromStr for Path {
             "auto" => Ok(Self::Auto),
             "grpc" => Ok(Self::Grpc),
             "bulk" => Ok(Self::Bulk),
-            _ => Err(Error::invalid(format!("path: {text:?} given, auto, grpc or bulk allowed"))),
+            "shm" => Ok(Self::Shm),
+            _ => Err(Error::invalid(format!(
+                "path: {text:?} given, auto, grpc, bulk or shm allowed"
+            ))),
         }
     }
 }

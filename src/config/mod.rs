@@ -88,6 +88,10 @@ pub struct Server {
     /// Path of a Unix socket with the same bulk port, for clients on this host. Default `none`. Who may
     /// connect is decided by its directory.
     pub bulk_unix: Maybe<PathText>,
+    /// Whether clients of the Unix socket may map all of dram to read from it. Default `false`: whoever
+    /// may connect then sees every block, so they must all trust one another. Not offered while there
+    /// are tokens of several tenants.
+    pub shared_memory: bool,
     /// Longest time between SIGTERM and the end for requests and sessions to finish. Default `20s`:
     /// below the 30 s that Kubernetes waits. `0s` ends them at once.
     pub drain_grace: Period,
@@ -100,6 +104,7 @@ impl Default for Server {
             http_listen: SocketAddr::from(([127, 0, 0, 1], 9401)),
             bulk_listen: Auto::Auto,
             bulk_unix: Maybe::None,
+            shared_memory: false,
             drain_grace: Period(Duration::from_secs(20)),
         }
     }

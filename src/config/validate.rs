@@ -75,6 +75,10 @@ impl Config {
             let allowed = "auto, none, or an address of its own, or port 0";
             problems.push(Problem::new("server.bulk_listen", bulk, allowed));
         }
+        if self.server.shared_memory && self.server.bulk_unix.given().is_none() {
+            let allowed = "false, or true with a path in server.bulk_unix";
+            problems.push(Problem::new("server.shared_memory", true, allowed));
+        }
         let drain = self.server.drain_grace;
         if drain.0 > DRAIN_GRACE_MAX {
             let allowed = format!("0s to {}", Period(DRAIN_GRACE_MAX));

@@ -101,6 +101,8 @@ pub struct ServerMetrics {
     pub connections: Gauge,
     /// Bulk connections open now.
     pub bulk_connections: Gauge,
+    /// Bytes that clients were told the places of and have not let go.
+    pub shared_pinned_bytes: Gauge,
     /// Calls in progress, sessions not counted.
     pub calls_in_flight: Gauge,
     /// Groups of namespaces that differ only in their hash root.
@@ -142,6 +144,7 @@ impl ServerMetrics {
             sessions: Gauge::default(),
             connections: Gauge::default(),
             bulk_connections: Gauge::default(),
+            shared_pinned_bytes: Gauge::default(),
             calls_in_flight: Gauge::default(),
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
@@ -220,11 +223,16 @@ impl ServerMetrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
-        let gauges: [(&str, &str, &Gauge); 6] = [
+        let gauges: [(&str, &str, &Gauge); 7] = [
             ("leases", "Leases held now", &self.leases),
             ("sessions", "Sessions open now", &self.sessions),
             ("connections", "gRPC connections open now", &self.connections),
             ("bulk_connections", "Bulk connections open now", &self.bulk_connections),
+            (
+                "shared_pinned_bytes",
+                "Memory that clients read in place now",
+                &self.shared_pinned_bytes,
+            ),
             ("calls_in_flight", "Calls in progress, sessions not counted", &self.calls_in_flight),
             (
                 "hash_root_mismatches",

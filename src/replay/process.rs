@@ -61,6 +61,8 @@ pub struct ServerSettings {
     pub others: Vec<String>,
     /// Whether it asks for a token and speaks TLS, by a certificate that is made for it.
     pub secure: bool,
+    /// Whether it shares its memory, by a Unix socket in its own directory.
+    pub shared_memory: bool,
 }
 
 /// What the server is told of its nvme tier.
@@ -337,6 +339,10 @@ fn command(
     set("identity.secret_file", &directory.path.join("identity").display());
     for (key, path) in secrets.into_iter().flat_map(Secrets::settings) {
         set(key, &path.display());
+    }
+    if settings.shared_memory {
+        set("server.bulk_unix", &directory.path.join("bulk").display());
+        set("server.shared_memory", &true);
     }
     if let Some(memory) = &settings.memory {
         set("memory.limit", memory);

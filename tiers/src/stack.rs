@@ -40,6 +40,7 @@ mod verbs;
 
 use std::{
     fmt,
+    os::fd::OwnedFd,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -173,6 +174,15 @@ impl Stack {
     #[must_use]
     pub fn regions(&self) -> Vec<Arc<dyn HostMemory>> {
         self.shared.pool.regions()
+    }
+
+    /// Descriptors of the same memory, region by region, for processes on this host that read it. They can be
+    /// mapped to be read and for nothing else, and show every block there is.
+    ///
+    /// # Errors
+    /// `Unavailable` if the kernel cannot seal them against writers.
+    pub fn share(&self) -> Result<Vec<OwnedFd>> {
+        self.shared.pool.share()
     }
 
     /// Backs one more extent with memory; false when all are. Run it in a loop on its own thread.

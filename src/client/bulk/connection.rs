@@ -11,6 +11,7 @@ use tokio::{
 };
 use tonic::{Code, Status};
 
+use super::shared::{Known, Shared};
 use crate::{
     bulk::{
         body::{Hello, ID_BYTES, Refused, Welcome, push_credit},
@@ -19,10 +20,11 @@ use crate::{
         output::Output,
     },
     client::{
-        BulkPort, RETRY_AFTER_KEY, access::Access, connect::timed_out, error_of,
+        BulkPort, Path, RETRY_AFTER_KEY, access::Access, connect::timed_out, error_of,
         status::broken_contract,
     },
     metrics::Door,
+    shm,
 };
 
 /// Payload that the server may be ahead of us, at least: less than a core's share of the cache, because
@@ -52,6 +54,19 @@ pub(in crate::client) struct Connection {
     credit: u32,
     /// Bytes that were taken and not given credit for.
     owed: u32,
+    /// The memory that it shares with the server; none if it shares none.
+    pub(super) shared: Option<Shared>,
+}
+
+/// How a connection is to be made.
+#[derive(Clone, Copy)]
+pub(super) struct Dial<'a> {
+    pub(super) port: &'a BulkPort,
+    pub(super) session: &'a Bytes,
+    pub(super) access: &'a Access,
+    pub(super) path: Path,
+    /// What was mapped before.
+    pub(super) known: &'a Known,
 }
 
 /// The other end is on this host, where there is no network to keep busy.
@@ -68,18 +83,21 @@ fn credit_of(round_trip: Duration) -> u32 {
 }
 
 impl Connection {
-    /// Connects, by the Unix socket if there is one here, and says hello.
-    pub(super) async fn dial(port: &BulkPort, session: &Bytes, access: &Access) -> Result<Self> {
+    /// Connects, by the Unix socket if there is one here, says hello, and shares memory if that is
+    /// possible and wanted.
+    pub(super) async fn dial(dial: Dial<'_>) -> Result<Self> {
+        let Dial { port, session, access, path, .. } = dial;
         if !port.unix.is_empty()
             && let Ok(io) = UnixStream::connect(&port.unix).await
         {
-            let (from, to) = io.into_split();
+            let greeted = Self::greet_here(io, dial).await;
             // Another server may have a socket of that name here.
-            let io: Io = (Box::new(from), Box::new(to));
-            let greeted = Self::greet(io, CREDIT_BYTES_MIN, port, session, access).await;
-            if greeted.is_ok() || port.tcp.is_empty() {
+            if greeted.is_ok() || port.tcp.is_empty() || path == Path::Shm {
                 return greeted;
             }
+        }
+        if path == Path::Shm {
+            return Err(unshared("its Unix socket is not on this host"));
         }
         if port.tcp.is_empty() {
             return Err(lost(io::ErrorKind::NotFound.into()));
@@ -97,6 +115,24 @@ impl Connection {
         io.set_nodelay(true).map_err(lost)?;
         let (from, to) = io.into_split();
         Self::greet((Box::new(from), Box::new(to)), credit, port, session, access).await
+    }
+
+    /// Says hello on a Unix socket.
+    async fn greet_here(io: UnixStream, dial: Dial<'_>) -> Result<Self> {
+        let Dial { port, session, access, path, known } = dial;
+        if path == Path::Bulk {
+            let (from, to) = io.into_split();
+            let io: Io = (Box::new(from), Box::new(to));
+            return Self::greet(io, CREDIT_BYTES_MIN, port, session, access).await;
+        }
+        let (from, to, files) = shm::socket::split(io);
+        let io: Io = (Box::new(from), Box::new(to));
+        let mut connection = Self::greet(io, CREDIT_BYTES_MIN, port, session, access).await?;
+        connection.shared = connection.share(&files, known).await?;
+        if connection.shared.is_none() && path == Path::Shm {
+            return Err(unshared("it does not offer it (server.shared_memory)"));
+        }
+        Ok(connection)
     }
 
     async fn greet(
@@ -117,6 +153,7 @@ impl Connection {
             request: 0,
             credit,
             owed: 0,
+            shared: None,
         };
         let (version, token) = (VERSION, access.token());
         let session = <[u8; ID_BYTES]>::try_from(session.as_ref()).unwrap_or_default();
@@ -162,6 +199,16 @@ impl Connection {
         self.request
     }
 
+    /// Places have been copied from: lets the server know, now and then.
+    pub(super) async fn let_go(&mut self, damaged: bool, all: bool) -> Result<()> {
+        let Some(shared) = &mut self.shared else { return Ok(()) };
+        if shared.is_due(damaged || all) {
+            self.out.push(|heads| shared.release(heads, damaged));
+            self.out.flush(&mut self.to).await?;
+        }
+        Ok(())
+    }
+
     /// Payload has been taken: lets the server send as much again, now and then.
     pub(super) async fn took(&mut self, bytes: u32) -> Result<()> {
         self.owed = self.owed.saturating_add(bytes);
@@ -172,6 +219,12 @@ impl Connection {
         self.out.push(|heads| push_credit(heads, owed));
         self.out.flush(&mut self.to).await
     }
+}
+
+/// The error of a server that shares no memory.
+fn unshared(why: &str) -> Error {
+    let text = format!("shm: the server shares no memory: {why}; choose another path");
+    Error::new(ErrorKind::Unsupported, text)
 }
 
 /// The header that comes next, of this request.

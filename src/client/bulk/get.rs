@@ -4,14 +4,15 @@
 use std::time::Duration;
 
 use kvstrata_proto::v1;
-use kvstrata_tiers::error::Result;
+use kvstrata_tiers::{error::Result, tier::Tier};
 use tokio::time::Instant;
 
 use super::connection::{Connection, Reader, next_header, refusal};
 use crate::{
     bulk::{
         body::{Get, ID_BYTES, Place, STOP_AT_MISS, read_miss},
-        frame::Kind,
+        frame::{Header, Kind},
+        shared_body::{BY_PLACE, Spot},
     },
     client::{
         GetSink,
@@ -34,7 +35,8 @@ pub(in crate::client) async fn get<S: GetSink>(
     sink: &mut S,
 ) -> Result<()> {
     let request = connection.begin();
-    let flags = if asked.stop_at_miss { STOP_AT_MISS } else { 0 };
+    let by_place = if connection.shared.is_some() { BY_PLACE } else { 0 };
+    let flags = by_place | if asked.stop_at_miss { STOP_AT_MISS } else { 0 };
     let get = Get {
         namespace: asked.namespace_id.as_ref().try_into().unwrap_or_default(),
         lease: <[u8; ID_BYTES]>::try_from(asked.lease_id.as_ref()).unwrap_or_default(),
@@ -50,17 +52,8 @@ pub(in crate::client) async fn get<S: GetSink>(
             Kind::Block => {
                 let place = Place::read(&connection.from.fixed(&header).await?);
                 let bytes = usize::try_from(header.payload_bytes).unwrap_or(usize::MAX);
-                let tier = v1::Tier::try_from(i32::from(header.flags)).ok().and_then(tier_of);
-                let tier = tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))?;
-                let piece = Piece {
-                    index: place.position,
-                    part: place.part,
-                    offset: place.offset as usize,
-                    bytes,
-                    part_bytes: place.part_bytes as usize,
-                    checksum: place.checksum,
-                };
-                assembler.begin(&piece, tier)?;
+                let piece = piece_of(&place, bytes);
+                assembler.begin(&piece, tier(&header)?)?;
                 if let Some(room) = assembler.room(&piece, sink) {
                     for slice in room.chunks_mut(SLICE_BYTES) {
                         connection.from.exactly(slice).await?;
@@ -72,15 +65,44 @@ pub(in crate::client) async fn get<S: GetSink>(
                 assembler.end(&piece, sink);
                 connection.took(header.payload_bytes).await?;
             }
+            Kind::Pinned => {
+                let spot = Spot::read(&connection.from.fixed(&header).await?);
+                let Some(shared) = &mut connection.shared else {
+                    return Err(broken_contract(DOING, "a place in memory that is not shared"));
+                };
+                let piece = piece_of(&spot.place, spot.place.part_bytes as usize);
+                assembler.begin(&piece, tier(&header)?)?;
+                let damaged = shared.copy(&spot, &piece, assembler, sink)?;
+                connection.let_go(damaged, false).await?;
+            }
             Kind::Miss => {
                 let (start, end) = read_miss(connection.from.body(&header).await?)?;
                 let reason = header.flags.into();
                 assembler.miss(&v1::GetMiss { start, end, reason }, sink)?;
             }
-            Kind::End => return connection.from.body(&header).await.map(drop),
+            Kind::End => {
+                connection.from.body(&header).await?;
+                return connection.let_go(false, true).await;
+            }
             Kind::Refused => return Err(refusal(DOING, connection.from.body(&header).await?)),
             _ => return Err(broken_contract(DOING, "a frame that does not answer a get")),
         }
+    }
+}
+
+fn tier(header: &Header) -> Result<Tier> {
+    let tier = v1::Tier::try_from(i32::from(header.flags)).ok().and_then(tier_of);
+    tier.ok_or_else(|| broken_contract(DOING, "data without a tier"))
+}
+
+fn piece_of(place: &Place, bytes: usize) -> Piece {
+    Piece {
+        index: place.position,
+        part: place.part,
+        offset: place.offset as usize,
+        bytes,
+        part_bytes: place.part_bytes as usize,
+        checksum: place.checksum,
     }
 }
 

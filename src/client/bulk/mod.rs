@@ -8,18 +8,24 @@
 mod connection;
 mod get;
 mod put;
+mod shared;
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use connection::Connection;
+use connection::{Connection, Dial};
 pub(super) use get::get;
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 pub(super) use put::{Batch, put};
 use tokio::time::{Instant, timeout};
 
-use super::{BulkPort, Client, Path, breaker::Breaker, connect::timed_out};
+use self::shared::Known;
+use super::{
+    BulkPort, Client, Path,
+    breaker::Breaker,
+    connect::{Shared, timed_out},
+};
 use crate::limits::BULK_IDLE_MAX;
 
 /// Connections that are kept for the next get or put.
@@ -35,6 +41,8 @@ const DIAL_DEADLINE: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub(super) struct Pool {
     idle: Mutex<Vec<Idle>>,
+    /// The memory of its server.
+    known: Known,
     /// Whether the port can be reached, while there is another way.
     breaker: Breaker,
 }
@@ -74,7 +82,7 @@ impl Client {
         if path == Path::Grpc {
             return Ok(None);
         }
-        let must = path == Path::Bulk;
+        let must = matches!(path, Path::Bulk | Path::Shm);
         let Some(port) = self.members().bulk().cloned() else {
             let text = "bulk: the server has no bulk port; choose another path";
             return if must { Err(Error::new(ErrorKind::Unsupported, text)) } else { Ok(None) };
@@ -105,8 +113,10 @@ impl Client {
         session: &Bytes,
         deadline: Duration,
     ) -> Result<Connection> {
-        let dialled = Connection::dial(port, session, &self.shared.access);
-        match timeout(deadline, dialled).await {
+        let Shared { access, bulk, .. } = &*self.shared;
+        let path = self.options().path;
+        let dial = Dial { port, session, access, path, known: &bulk.known };
+        match timeout(deadline, Connection::dial(dial)).await {
             Ok(dialled) => dialled,
             Err(_elapsed) => Err(timed_out(DIAL, deadline)),
         }

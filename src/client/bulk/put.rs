@@ -1,16 +1,19 @@
 //! A put over the bulk port: values go to the socket from where they are, while results come in.
 
-use std::{ops::Range, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kvstrata_proto::v1;
 use kvstrata_tiers::error::{Error, Result};
 use tokio::{
-    sync::oneshot,
+    sync::{Semaphore, oneshot},
     time::{Instant, timeout_at},
 };
 
-use super::connection::{Connection, Reader, Writer, next_header, refusal};
+use super::{
+    connection::{Connection, Reader, Writer, next_header, refusal},
+    shared::Shared,
+};
 use crate::{
     bulk::{
         body::{DURABLE, Offer, Place, Want, read_results},
@@ -52,7 +55,8 @@ pub(in crate::client) async fn put(
         checksums: offered.checksums,
         lengths: offered.lengths,
     };
-    let Connection { from, to, out, payload_bytes_max, .. } = connection;
+    let Connection { from, to, out, payload_bytes_max, shared, .. } = connection;
+    let free = shared.as_ref().map(Shared::free);
     out.push(|heads| offer.push(heads, request, flags));
     out.flush(to).await?;
     let header = next_header(DOING, from, request, (stall, until)).await?;
@@ -67,24 +71,25 @@ pub(in crate::client) async fn put(
     let wanted = progress.wanted(&v1::PutWanted { ranges, retry_after_ms })?;
     let (all_sent, sent) = oneshot::channel();
     let sending = async {
-        send(request, batch, wanted, *payload_bytes_max, (out, to)).await?;
+        let how = (*payload_bytes_max, shared.as_mut());
+        send(request, batch, wanted, how, (out, to)).await?;
         // Whoever waits for it has failed otherwise.
         let _told = all_sent.send(());
         Ok::<(), Error>(())
     };
-    let receiving = receive(request, from, sent, &mut progress, (stall, until));
+    let receiving = receive(request, from, (sent, free), &mut progress, (stall, until));
     let both = async { tokio::try_join!(sending, receiving) };
     let late = |_elapsed| timed_out(DOING, stall);
     timeout_at(until, both).await.map_err(late)??;
     Ok(progress)
 }
 
-/// Sends the blocks that are wanted, in pieces of at most `payload_bytes_max`.
+/// Sends the blocks that are wanted, by shared memory or in pieces of at most `payload_bytes_max`.
 async fn send(
     request: u32,
     batch: &Batch<'_>,
     wanted: Vec<Range<usize>>,
-    payload_bytes_max: usize,
+    (payload_bytes_max, mut shared): (usize, Option<&mut Shared>),
     (out, to): (&mut Output<Bytes>, &mut Writer),
 ) -> Result<()> {
     let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
@@ -95,15 +100,20 @@ async fn send(
             else {
                 return Err(broken_contract(DOING, "it wants what was not offered"));
             };
+            let whole = Place {
+                position: number(position),
+                part: *part,
+                offset: 0,
+                part_bytes: number(value.len()),
+                checksum: *checksum,
+            };
+            if let Some(shared) = shared.as_deref_mut() {
+                shared.send(value, whole, request, (&mut *out, &mut *to)).await?;
+                continue;
+            }
             for start in (0..value.len()).step_by(payload_bytes_max) {
                 let end = value.len().min(start.saturating_add(payload_bytes_max));
-                let place = Place {
-                    position: number(position),
-                    part: *part,
-                    offset: number(start),
-                    part_bytes: number(value.len()),
-                    checksum: *checksum,
-                };
+                let place = Place { offset: number(start), ..whole };
                 let bytes = number(end - start);
                 out.push_payload(value.clone(), start..end, |heads| {
                     place.push(heads, (Kind::Data, 0), request, bytes);
@@ -122,7 +132,7 @@ async fn send(
 async fn receive(
     request: u32,
     from: &mut Reader,
-    mut sent: oneshot::Receiver<()>,
+    (mut sent, free): (oneshot::Receiver<()>, Option<Arc<Semaphore>>),
     progress: &mut Progress,
     within: (Duration, Instant),
 ) -> Result<()> {
@@ -152,6 +162,11 @@ async fn receive(
                 };
                 let results = read_results(body)?.into_iter().map(result).collect();
                 progress.results(&v1::PutResults { results })?;
+            }
+            Kind::Taken => {
+                if let Some(free) = &free {
+                    free.add_permits(1);
+                }
             }
             Kind::End => return Ok(()),
             Kind::Refused => return Err(refusal(DOING, body)),

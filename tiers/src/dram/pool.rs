@@ -12,14 +12,15 @@
 use std::{
     collections::HashMap,
     fmt,
+    os::fd::OwnedFd,
     sync::{Arc, Weak},
 };
 
 use parking_lot::Mutex;
 
-use super::arena::{BlockWriter, CarveView, Extent, FreeSlot, Home, map_extents, rejoin};
+use super::arena::{BlockWriter, CarveView, Extent, FreeSlot, Home, Region, map_extents, rejoin};
 use crate::{
-    error::{Error, Result},
+    error::{Error, ErrorKind, Result},
     gpu::HostMemory,
     limits::{BLOCK_BYTES_MAX, EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, EXTENTS_MIN, REGION_BYTES_MAX},
 };
@@ -68,7 +69,7 @@ pub(crate) struct Pool {
     state: Mutex<State>,
     extent_bytes: u64,
     capacity_bytes: u64,
-    regions: Vec<Arc<dyn HostMemory>>,
+    regions: Vec<Arc<Region>>,
     me: Weak<Self>,
 }
 
@@ -99,7 +100,19 @@ impl Pool {
 
     /// All of its memory, for who pins it.
     pub(crate) fn regions(&self) -> Vec<Arc<dyn HostMemory>> {
-        self.regions.clone()
+        self.regions.iter().map(|region| Arc::clone(region) as Arc<dyn HostMemory>).collect()
+    }
+
+    /// Descriptors of all of its memory in the order of the regions, to be read by other processes.
+    ///
+    /// # Errors
+    /// `Unavailable` if the kernel cannot seal them against writers.
+    pub(crate) fn share(&self) -> Result<Vec<OwnedFd>> {
+        let shared: std::result::Result<_, _> =
+            self.regions.iter().map(|one| one.share()).collect();
+        shared.map_err(|errno| {
+            Error::new(ErrorKind::Unavailable, "seal an arena region to be shared").because(errno)
+        })
     }
 
     /// Bytes of all extents.

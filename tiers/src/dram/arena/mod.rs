@@ -22,14 +22,14 @@
 //! - An extent can be carved anew only when every slot has come home: [`rejoin`] takes the slots and
 //!   returns the extent, whose next carving is the next generation.
 //!
-//! Why memfd and not plain anonymous memory: a region can later be shown to engines on the same host
-//! by passing its descriptor. Why not one allocation per block: the tier would fragment, and its
+//! Why memfd and not plain anonymous memory: a region can be shown to clients on the same host by
+//! passing its descriptor. Why not one allocation per block: the tier would fragment, and its
 //! size could not be bounded to the byte.
 
 mod region;
 mod slot;
 
-pub(crate) use region::{Extent, map_extents};
+pub(crate) use region::{Extent, Region, map_extents};
 pub use slot::{BlockWriter, Payload};
 pub(crate) use slot::{CarveView, FreeSlot, Home, rejoin, seal};
 

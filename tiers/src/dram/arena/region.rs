@@ -9,7 +9,8 @@ use std::{
 };
 
 use rustix::{
-    fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create},
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create},
+    io::fcntl_dupfd_cloexec,
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
 };
 
@@ -20,11 +21,11 @@ use crate::{
 };
 
 /// One mapped memfd. Unmapped when the last extent of it is dropped.
-struct Region {
+pub(crate) struct Region {
     base: NonNull<u8>,
     len: usize,
-    /// Kept open: engines on this host will be handed duplicates of it.
-    _memfd: OwnedFd,
+    /// Kept open: clients on this host are handed duplicates of it.
+    memfd: OwnedFd,
 }
 
 // SAFETY: the mapping is plain memory; who may read or write which bytes is decided by the owned
@@ -45,7 +46,18 @@ impl Region {
         let base =
             unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &memfd, 0)? };
         let base = NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::NOMEM)?;
-        Ok(Self { base, len, _memfd: memfd })
+        Ok(Self { base, len, memfd })
+    }
+
+    /// A descriptor of it for another process, which can read it and do nothing else: a read-only
+    /// descriptor could be opened anew for writing, so it is sealed against every write but ours. What
+    /// is mapped for writing already stays so; this is our own mapping, whole since the start.
+    pub(crate) fn share(&self) -> rustix::io::Result<OwnedFd> {
+        let seals = fcntl_get_seals(&self.memfd)?;
+        if !seals.contains(SealFlags::SEAL) {
+            fcntl_add_seals(&self.memfd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        }
+        fcntl_dupfd_cloexec(&self.memfd, 0)
     }
 }
 
@@ -93,9 +105,8 @@ impl Extent {
     }
 
     /// The region it was cut from, if it is the first of it.
-    pub(crate) fn region(&self) -> Option<Arc<dyn HostMemory>> {
-        let region = || Arc::clone(&self.region) as Arc<dyn HostMemory>;
-        (self.offset == 0).then(region)
+    pub(crate) fn region(&self) -> Option<Arc<Region>> {
+        (self.offset == 0).then(|| Arc::clone(&self.region))
     }
 
     pub(super) fn base(&self) -> NonNull<u8> {

@@ -1,0 +1,285 @@
+//! Memory that another process can write at any time, mapped to be read; and memory of ours that another
+//! process reads.
+//!
+//! No reference to shared bytes is ever made, because references promise that nobody writes. Bytes are
+//! copied out by one function that the compiler knows nothing about, and judged only in the copy.
+//! A file is mapped only if it is memory of the kernel's and sealed against shrinking: a page of it is
+//! always there, so reading never faults, whatever its other holders do.
+#![expect(unsafe_code, reason = "maps memory; nothing outside of this file touches it")]
+
+use std::{fmt, num::NonZeroUsize, os::fd::OwnedFd, ptr::NonNull};
+
+use bytes::{BufMut, BytesMut};
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use rustix::{
+    fs::{
+        MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+        memfd_create,
+    },
+    io::Errno,
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+/// What `fstatfs` says of plain shared memory; that of huge pages, which may be missing, is another one.
+const TMPFS_MAGIC: i128 = 0x0102_1994;
+
+/// Memory of somebody else's, to be read.
+pub(crate) struct Mapping(Mapped);
+
+/// Memory of ours for somebody else to read.
+pub(crate) struct Staging {
+    mapped: Mapped,
+    file: OwnedFd,
+}
+
+struct Mapped {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that only the functions of this file touch, by copies, and it is
+// nobody's in particular.
+unsafe impl Send for Mapped {}
+// SAFETY: as above; shared access only copies out of what may change at any time anyway. Writing needs
+// `&mut Staging`.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn new(file: &OwnedFd, len: NonZeroUsize, protection: ProtFlags) -> Result<Self> {
+        let len = len.get();
+        // SAFETY: a fresh mapping at an address the kernel chooses; it aliases nothing of ours.
+        let base =
+            unsafe { mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0) };
+        let base = base.map_err(unmappable)?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| unmappable(Errno::NOMEM))?;
+        Ok(Self { base, len })
+    }
+
+    /// Where `bytes` bytes from `offset` on begin, if there are as many.
+    fn at(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
+        let end = offset.checked_add(bytes)?;
+        // SAFETY: `offset` is within the mapping, or just behind it.
+        (end <= self.len).then(|| unsafe { self.base.as_ptr().add(offset) })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: `base` and `len` are those of our own mapping, and nobody has kept an address of it.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "unmapping our own mapping cannot fail");
+    }
+}
+
+impl Mapping {
+    /// Maps a file that another process has sent, of which it says that it has so many bytes.
+    ///
+    /// # Errors
+    /// `Invalid` if it could be taken away while it is read, or is shorter; `Unavailable` if the kernel
+    /// refuses.
+    pub(crate) fn new(file: &OwnedFd, bytes: u64) -> Result<Self> {
+        let kind = fstatfs(file).map(|found| i128::from(found.f_type));
+        let seals = fcntl_get_seals(file);
+        let sealed = seals.is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if kind != Ok(TMPFS_MAGIC) || !sealed {
+            return Err(Error::invalid(
+                "shared memory: a memfd without huge pages and with F_SEAL_SHRINK required",
+            ));
+        }
+        let found = fstat(file).ok().and_then(|found| u64::try_from(found.st_size).ok());
+        let len = usize::try_from(bytes).ok().and_then(NonZeroUsize::new);
+        let Some(len) = len.filter(|_| found >= Some(bytes)) else {
+            let found = found.unwrap_or(0);
+            let text = format!("shared memory: {bytes} bytes given, 1 to {found} required");
+            return Err(Error::invalid(text));
+        };
+        Ok(Self(Mapped::new(file, len, ProtFlags::READ)?))
+    }
+
+    /// Copies what is at `offset` into `to`; false, and nothing, if that is not within it.
+    #[must_use]
+    pub(crate) fn copy(&self, offset: usize, to: &mut [u8]) -> bool {
+        let Some(from) = self.0.at(offset, to.len()) else { return false };
+        // SAFETY: `from` has as many bytes, mapped and never taken away, and `to` is ours.
+        unsafe { copy_shared(from, to.as_mut_ptr(), to.len()) };
+        true
+    }
+
+    /// Appends `bytes` bytes at `offset` to `to`, which has room for them; false, and nothing, if there
+    /// is no such room or they are not within it.
+    #[must_use]
+    pub(crate) fn append(&self, offset: usize, bytes: usize, to: &mut BytesMut) -> bool {
+        let room = to.spare_capacity_mut();
+        let Some(from) = self.0.at(offset, bytes).filter(|_| room.len() >= bytes) else {
+            return false;
+        };
+        // SAFETY: as in `copy`; the room is ours and need not be initialised to be written.
+        unsafe { copy_shared(from, room.as_mut_ptr().cast(), bytes) };
+        // SAFETY: that many bytes of the room have just been written.
+        unsafe { to.advance_mut(bytes) };
+        true
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({} bytes)", self.0.len)
+    }
+}
+
+impl Staging {
+    /// Memory of so many bytes, sealed so that another process may map it.
+    ///
+    /// # Errors
+    /// `Unavailable` if the kernel refuses.
+    pub(crate) fn new(bytes: usize) -> Result<Self> {
+        let bytes = NonZeroUsize::new(bytes).ok_or_else(|| unmappable(Errno::INVAL))?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("kvstrata-staging", flags).map_err(unmappable)?;
+        let len = u64::try_from(bytes.get()).unwrap_or(u64::MAX);
+        ftruncate(&file, len).map_err(unmappable)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).map_err(unmappable)?;
+        let mapped = Mapped::new(&file, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
+        Ok(Self { mapped, file })
+    }
+
+    /// What the other process is to be sent.
+    pub(crate) fn file(&self) -> &OwnedFd {
+        &self.file
+    }
+
+    /// How many bytes it has.
+    pub(crate) fn len(&self) -> usize {
+        self.mapped.len
+    }
+
+    /// Writes `from` at `offset`; false, and nothing, if that is not within it.
+    #[must_use]
+    pub(crate) fn write(&mut self, offset: usize, from: &[u8]) -> bool {
+        let Some(to) = self.mapped.at(offset, from.len()) else { return false };
+        // SAFETY: `to` has as many bytes, mapped and never taken away, and no reference to any of them
+        // exists in this process; what another process reads meanwhile it has to check.
+        unsafe { copy_shared(from.as_ptr(), to, from.len()) };
+        true
+    }
+}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Staging({} bytes)", self.len())
+    }
+}
+
+/// Copies bytes of which either side may be shared with another process. To the compiler this is not a
+/// read of Rust's, which would have to be of memory that nobody writes.
+///
+/// # Safety
+/// Both are mapped for `bytes` bytes and do not overlap, and what is not shared is the caller's.
+#[cfg(target_arch = "x86_64")]
+unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
+    // SAFETY: the caller vouches for both ranges. Not slower than `memcpy` for slices of 64 KiB and more, which
+    // are copied here.
+    unsafe {
+        std::arch::asm!(
+            "rep movsb",
+            inout("rcx") bytes => _,
+            inout("rdi") to => _,
+            inout("rsi") from => _,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
+/// As above: in words, each by an atomic read, which is what such memory may be read by.
+///
+/// # Safety
+/// As above.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
+    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+    let mut at = 0;
+    while at < bytes {
+        // SAFETY: `at` is below `bytes`, so both addresses are within what the caller vouches for.
+        let (source, target) = unsafe { (from.add(at).cast_mut(), to.add(at)) };
+        if bytes - at >= 8 && source.addr() % 8 == 0 {
+            // SAFETY: eight bytes are left, and the source is aligned; atomics may read what is mapped
+            // for reading only.
+            let word = unsafe { AtomicU64::from_ptr(source.cast()) }.load(Relaxed);
+            // SAFETY: eight bytes are left, and the write asks for no alignment.
+            unsafe { target.cast::<u64>().write_unaligned(word) };
+            at += 8;
+        } else {
+            // SAFETY: a byte is left, and has no alignment.
+            let byte = unsafe { AtomicU8::from_ptr(source) }.load(Relaxed);
+            // SAFETY: a byte is left.
+            unsafe { target.write(byte) };
+            at += 1;
+        }
+    }
+}
+
+fn unmappable(errno: Errno) -> Error {
+    Error::new(ErrorKind::Unavailable, "shared memory").because(errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{FallocateFlags, fallocate};
+
+    use super::*;
+
+    fn staging(bytes: usize) -> Staging {
+        Staging::new(bytes).unwrap()
+    }
+
+    #[test]
+    fn bytes_are_copied_at_any_alignment_and_never_beyond_the_end() {
+        let mut ours = staging(10_000);
+        let theirs = Mapping::new(ours.file(), 10_000).unwrap();
+        let bytes: Vec<u8> = (0..9_000_u32).map(|at| (at * 31 >> 3) as u8).collect();
+        for (offset, len) in [(0, 9_000), (1, 8_999), (7, 13), (1_000, 0), (3_000, 7_000)] {
+            let bytes = &bytes[..len];
+            assert!(ours.write(offset, bytes));
+            let mut copy = vec![0; len];
+            assert!(theirs.copy(offset, &mut copy));
+            let mut appended = BytesMut::with_capacity(len + 3);
+            appended.extend_from_slice(b"abc");
+            assert!(theirs.append(offset, len, &mut appended));
+            assert!(copy == bytes && appended[3..] == *bytes);
+        }
+        assert!(!ours.write(9_000, &bytes[..1_001]) && !ours.write(usize::MAX, &bytes));
+        assert!(!theirs.copy(9_999, &mut [0; 2]) && !theirs.copy(usize::MAX, &mut [0; 2]));
+        assert!(!theirs.append(0, 100, &mut BytesMut::with_capacity(99)));
+        assert!(!theirs.append(9_999, 2, &mut BytesMut::with_capacity(99)));
+    }
+
+    #[test]
+    fn what_could_be_taken_away_is_not_mapped() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let open = memfd_create("open", flags).unwrap();
+        ftruncate(&open, 4096).unwrap();
+        assert!(Mapping::new(&open, 4096).is_err(), "it can be shrunk");
+        fcntl_add_seals(&open, SealFlags::SHRINK).unwrap();
+        Mapping::new(&open, 4096).unwrap();
+        for bytes in [0, 4097, u64::MAX] {
+            let refused = Mapping::new(&open, bytes).unwrap_err().to_string();
+            assert!(refused.contains(&bytes.to_string()), "{refused}");
+        }
+        let disk = OwnedFd::from(tempfile::tempfile().unwrap());
+        ftruncate(&disk, 4096).unwrap();
+        assert!(Mapping::new(&disk, 4096).is_err(), "it is no memory");
+    }
+
+    #[test]
+    fn pages_that_are_punched_out_are_zeros_and_no_fault() {
+        let mut ours = staging(8192);
+        let theirs = Mapping::new(ours.file(), 8192).unwrap();
+        assert!(ours.write(0, &[7; 8192]));
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(ours.file(), hole, 4096, 4096).unwrap();
+        assert!(ftruncate(ours.file(), 100).is_err());
+        let mut copy = vec![1; 8192];
+        assert!(theirs.copy(0, &mut copy));
+        assert_eq!((copy[4095], copy[4096]), (7, 0));
+    }
+}
