@@ -300,7 +300,7 @@ class Mooncake(Client):
     """Its own client, from and into registered memory."""
 
     def open(self) -> None:
-        from mooncake.store import MooncakeDistributedStore
+        from mooncake.store import MooncakeDistributedStore  # type: ignore[import-not-found]
 
         self.store = MooncakeDistributedStore()
         own, master = f"127.0.0.1:{free_port()}", self.address["master"]
@@ -339,7 +339,7 @@ class OpenLake(Client):
     """Its own client, from and into registered memory. Keys have 54 bytes, no more and no less."""
 
     def open(self) -> None:
-        from openlake_client import Client as Native
+        from openlake_client import Client as Native  # type: ignore[import-not-found]
 
         self.native = Native("local", 2048 + self.index)
         self.from_, self.into = (address_of(memory) for memory in self.memories)
@@ -376,7 +376,7 @@ class Dynamo(Client):
     """The radix tree of its router, in this process: it knows blocks and has none."""
 
     def open(self) -> None:
-        from dynamo.llm import RadixTree
+        from dynamo.llm import RadixTree  # type: ignore[import-not-found]
 
         self.tree = RadixTree()
 
