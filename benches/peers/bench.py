@@ -132,9 +132,8 @@ class Stage:
         """Its server, unless it runs, and its clients."""
         if target.start:
             if target.start not in self.started:
-                directory = Path(self.directory.name, str(len(self.started)))
-                directory.mkdir()
-                self.started[target.start] = target.start(directory)
+                directory = tempfile.mkdtemp(dir=self.directory.name)
+                self.started[target.start] = target.start(Path(directory))
             target.store = self.started[target.start]
         address = target.store.address if target.store else {}
         for index in range(count):
