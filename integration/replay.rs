@@ -110,10 +110,10 @@ fn sampled_bytes_are_checked_too() {
 }
 
 #[test]
-fn a_server_with_tokens_and_tls_passes_over_both_paths() {
+fn a_server_with_tokens_and_tls_passes_over_every_path() {
     let trace = read(&sample(), &ReadOptions { requests_max: Some(60), ..Default::default() });
     let expected = unbounded_hits(&trace.unwrap());
-    for path in ["grpc", "bulk"] {
+    for path in ["grpc", "bulk", "shm"] {
         let arguments = ["--tls", "--path", path, "--block-bytes", "16KiB", "--requests", "60"];
         let ended = replay(&sample(), &[arguments.as_slice(), &["--dram", "256MiB"]].concat());
         ended.assert_right();

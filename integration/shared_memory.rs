@@ -7,6 +7,7 @@ use kvstrata::client::{
 };
 use kvstrata_tiers::error::ErrorKind;
 use tempfile::TempDir;
+use tokio::task::JoinSet;
 
 use crate::{
     bulk::{PARTS, assert_reads, connect},
@@ -213,10 +214,11 @@ async fn a_get_that_is_dropped_lets_go_of_its_blocks() {
     let (_directory, server) = serve().await;
     let (handle, session) = with_blocks(&server).await;
     let failing = handle.clone();
-    let failed = tokio::spawn(async move {
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
         let _never = failing.get(&hashes(0..8), GetOptions::default(), &mut Stuck).await;
     });
-    assert!(failed.await.unwrap_err().is_panic());
+    assert!(tasks.join_next().await.unwrap().unwrap_err().is_panic());
     wait_until("its blocks are let go", Duration::from_secs(10), async || {
         server.metric(PINNED).await == 0.0
     })

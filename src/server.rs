@@ -158,7 +158,6 @@ impl Server {
         let gauges = StoreGauges::register(ours);
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
-
         let tier_metrics = TierMetrics::register(&mut registry);
         let namespaces = Arc::new(namespaces);
         let name = node_name(config);

@@ -67,11 +67,11 @@ def foreign_hash(key: bytes) -> bytes:
 class Client:
     """A connection to one server, `host:port`. Any thread may use it; a forked child may not.
 
-    `path` is the way that blocks take: memory shared with a server on this host, or
-    the bulk port, where it can be reached (`auto`), or one
-    of the two. `name` stands in the server's logs. Defaults of the deadlines: 10 s for a call
-    that moves no blocks (`timeout`), 5 s to connect, 30 s for the next message of a get or put
-    (`stall_timeout`), 600 s for one as a whole (`transfer_timeout`).
+    `path` is the way that blocks take: memory shared with a server on this host, else the bulk
+    port, else gRPC, whichever can be had (`auto`), or one of them only. `name` stands in the
+    server's logs. Defaults of the deadlines: 10 s for a call that moves no blocks (`timeout`), 5 s
+    to connect, 30 s for the next message of a get or put (`stall_timeout`), 600 s for one as a
+    whole (`transfer_timeout`).
 
     `token` says whose blocks are meant. `https://` before the endpoint, or any of the `tls_`
     arguments, which name PEM files, has everything encrypted: the server must show a

@@ -84,7 +84,7 @@ fn write_again(header: &Header, body: Bytes) -> Result<Vec<u8>, Broken> {
         }
         Kind::Staged => Staged::read(body.as_ref().try_into().unwrap()).push(&mut out, request),
         Kind::Pinned => {
-            Spot::read(body.as_ref().try_into().unwrap()).push(&mut out, flags, request)
+            Spot::read(body.as_ref().try_into().unwrap()).push(&mut out, flags, request);
         }
         Kind::Arena => {
             let regions = Regions::read(&body)?;

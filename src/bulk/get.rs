@@ -178,9 +178,8 @@ impl Sending {
                 Pushed::NoRoom => {
                     let Self { cancelled: token, end, pins, .. } = &*self;
                     let room = async {
-                        match pins {
-                            Some(pins) => pins.wait().await,
-                            None => {}
+                        if let Some(pins) = pins {
+                            pins.wait().await;
                         }
                     };
                     within(token, *end, room).await?;

@@ -105,6 +105,15 @@ impl Sharing {
     }
 }
 
+impl Drop for Sharing {
+    /// A client that is gone, or that only reads, is sent the rest.
+    fn drop(&mut self) {
+        if let Some(shown) = &self.shown {
+            shown.pins.close();
+        }
+    }
+}
+
 fn not_shown() -> Error {
     Error::invalid("shared memory: there is none on this connection")
 }

@@ -22,7 +22,7 @@ pub(crate) struct Arena {
     /// Address and length of each region here.
     spans: Vec<(usize, usize)>,
     /// Bytes that one client may have pinned.
-    pub(super) client_bytes_max: usize,
+    client_bytes_max: usize,
     /// Bytes that all clients together may have pinned, in KiB.
     pub(super) room: Arc<Semaphore>,
     clients: Arc<Semaphore>,

@@ -27,6 +27,8 @@ struct Held {
     bytes: usize,
     /// The number of the latest pin.
     latest: u64,
+    /// Nothing will be let go any more but by the end of all.
+    is_closed: bool,
 }
 
 /// Whether a block was pinned.
@@ -36,7 +38,7 @@ pub(crate) enum Pinned {
     As(u64),
     /// The client has as many as it may, and must let go first.
     Full,
-    /// All clients together have as many as they may.
+    /// All clients together have as many as they may, or this one does not let go any more.
     Busy,
 }
 
@@ -54,7 +56,10 @@ impl Pins {
     pub(crate) fn pin(&self, block: &Block) -> Pinned {
         let bytes = block.len();
         let mut held = self.held.lock();
-        if !held.blocks.is_empty() && held.bytes + bytes > self.arena.client_bytes_max {
+        if held.is_closed {
+            return Pinned::Busy;
+        }
+        if !held.blocks.is_empty() && held.bytes + bytes > self.arena.client_bytes_max() {
             return Pinned::Full;
         }
         let kibibytes = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX);
@@ -94,7 +99,13 @@ impl Pins {
         Ok(last)
     }
 
-    /// Waits until the client has let go of some. There is one who waits.
+    /// The client says no more, so it lets go of nothing: whoever waits for that need not.
+    pub(crate) fn close(&self) {
+        self.held.lock().is_closed = true;
+        self.released.notify_one();
+    }
+
+    /// Waits until the client has let go of some, or will not. There is one who waits.
     ///
     /// # Cancel safety
     /// Safe.
