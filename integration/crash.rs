@@ -56,7 +56,7 @@ fn kills_while_the_tier_evicts_bring_no_wrong_byte_and_nothing_back() {
 
 #[test]
 fn a_server_without_nvme_forgets_and_serves_again_to_who_has_its_token() {
-    // So often that one of four starts, by chance, is met, too.
+    // So often that one of the starts is met, too: one of five is, by chance.
     let kills = ["--crash-every", "5..15", "--remove-share", "0.3", "--seed", "3"];
     let ended = crash(&[["--dram", "256MiB", "--tls"].as_slice(), &kills].concat());
     ended.assert_survived(10);
