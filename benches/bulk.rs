@@ -256,7 +256,7 @@ async fn small(name: &str, client: &Client, session: &Session) {
         println!("{name}: get of {BATCH} blocks of {kib} KiB: {samples}");
         handle.remove(&hashes).await.unwrap();
     }
-    let handle = open(client, "exists", 64).await;
+    let handle = open(client, &format!("exists by {name}"), 64).await;
     assert_eq!(put(&handle, session, 0..1000, &Bytes::from(vec![1; 64]), false).await, 1000);
     for asked in [1, 1000] {
         let hashes = list(0..asked);
