@@ -10,7 +10,7 @@
 //! GB. Not measured: other network than loopback.
 //!
 //! ```text
-//! cargo bench --profile dev --bench bulk [-- NAME...]    only ways whose names have one of these in them
+//! cargo bench --no-default-features --bench bulk [-- NAME...]    only ways whose names have one of these
 //! ```
 //! Tables: benches/README.md.
 #![allow(
