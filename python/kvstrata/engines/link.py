@@ -354,7 +354,7 @@ class Link:
 
     def lost(self, error: Exception) -> None:
         """A namespace can't be used any more: tries to open it again."""
-        if not self.is_away:
+        if not self.is_away and not self._closed.is_set():
             self.is_away = True
             self.counters.add("lost")
             log.warning("kvstrata: %s: %s; until it is back all are misses", self._where(), error)

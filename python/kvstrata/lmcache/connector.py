@@ -95,8 +95,9 @@ class KvstrataConnector:
 
     def drain_completions(self) -> list[Completion]:
         """The batches that have ended since the last time."""
-        with contextlib.suppress(OSError):  # nothing new, or closed
-            os.eventfd_read(self._event)
+        with self._lock, contextlib.suppress(BlockingIOError):
+            if self._event >= 0:
+                os.eventfd_read(self._event)
         ended = []
         while self._ended:
             ended.append(self._ended.popleft())
