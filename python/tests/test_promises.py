@@ -32,9 +32,9 @@ def answer(runs: str, granted: Any = None) -> Any:
     )
 
 
-def lease(blocks: int = 10, expires_in: float = 9.0) -> Any:
+def lease(blocks: int = 10) -> Any:
     """A lease that covers so many blocks."""
-    return SimpleNamespace(blocks=blocks, expires_in=expires_in)
+    return SimpleNamespace(blocks=blocks, expires_in=9.0)
 
 
 class Link:
@@ -123,7 +123,8 @@ def test_what_does_not_come_is_a_miss_by_the_deadline() -> None:
 def test_leases_end_with_their_last_key_or_by_themselves() -> None:
     link: Any = Link(None)
     promises = Promises(link)
-    first, second = lease(), lease(2)
+    first: Any = lease()
+    second: Any = lease(2)
     promises.hold("abcd", first)
     promises.hold("wxyz", second)
     promises.hold("q", None)
@@ -138,7 +139,7 @@ def test_leases_end_with_their_last_key_or_by_themselves() -> None:
     promises.loaded("d")
     assert (promises.of("d"), link.released) == (None, [first])
     # Nobody loads the other: it ends, and the next one that is held has it forgotten.
-    second.expires_in = 0
+    vars(second)["expires_in"] = 0
     assert promises.of("x") is None
     promises.hold("b", lease(1))
     assert len(promises) == 1
