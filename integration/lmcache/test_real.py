@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -196,9 +197,9 @@ def test_a_killed_and_a_hung_server_are_misses_and_hits_come_back(start: Start, 
 
 def test_lmcaches_bench_verifies_what_it_stored(shared_server: Server) -> None:
     answer = run_lmcache(
-        ["bench", "l2", "--l2-adapter", json.dumps(plugin(shared_server)), "--num-keys", "16"]
-        + ["--in-flight", "2", "--data-size-kb", "1024", "--rounds", "2", "--no-skip-verify"]
-        + ["--lookup-max-hit-rate", "0.5"]
+        *("bench", "l2", "--l2-adapter", json.dumps(plugin(shared_server)), "--num-keys", "16"),
+        *("--in-flight", "2", "--data-size-kb", "1024", "--rounds", "2", "--no-skip-verify"),
+        *("--lookup-max-hit-rate", "0.5"),
     )
     succeeded = [int(each) for each in re.findall(r"Total success: +(\d+)", answer)]
     assert succeeded[0] == succeeded[2] == 64, answer
@@ -215,10 +216,10 @@ def test_a_killed_lmcache_server_finds_its_chunks_again(start: Start, tmp_path: 
         with lmcache_server(server, ports, log):
             # The bench asks for chunks, stores those that are missing, and asks again.
             run_lmcache(
-                ["bench", "server", "--rpc-url", f"tcp://127.0.0.1:{ports[0]}"]
-                + ["--url", f"http://127.0.0.1:{ports[1]}", "--mode", "cpu"]
-                + ["--transfer-mode", "lmcache_driven", "--kvcache-shape-spec", SHAPE]
-                + ["--num-blocks", "512", "--num-tokens", "4096", "--end", "3", "--interval", "1"]
+                *("bench", "server", "--rpc-url", f"tcp://127.0.0.1:{ports[0]}"),
+                *("--url", f"http://127.0.0.1:{ports[1]}", "--mode", "cpu"),
+                *("--transfer-mode", "lmcache_driven", "--kvcache-shape-spec", SHAPE),
+                *("--num-blocks", "512", "--num-tokens", "4096", "--end", "3", "--interval", "1"),
             )
         found = re.findall(r"retained keys \((\d+) L1, (\d+) L2\).*req-(\d+)-cold", log.read_text())
         hits.append(found)
@@ -226,39 +227,38 @@ def test_a_killed_lmcache_server_finds_its_chunks_again(start: Start, tmp_path: 
     assert hits == [[], [("0", "16", "0"), ("0", "16", "1"), ("0", "16", "2")]]
 
 
-class lmcache_server:  # noqa: N801 (it is used like a function)
+@contextmanager
+def lmcache_server(server: Server, ports: list[int], log: Path) -> Iterator[None]:
     """A `lmcache server` with our adapter, killed at the end."""
-
-    def __init__(self, server: Server, ports: list[int], log: Path) -> None:
-        rpc, http, prometheus = map(str, ports)
-        self.http = ports[1]
-        self.process = subprocess.Popen(
-            [*LMCACHE, "server", "--host", "127.0.0.1", "--port", rpc]
-            + ["--http-host", "127.0.0.1", "--http-port", http, "--prometheus-port", prometheus]
-            + ["--l1-size-gb", "1", "--eviction-policy", "LRU"]
-            + ["--l2-adapter", json.dumps(plugin(server))],
-            stdout=log.open("wb"),
-            stderr=subprocess.STDOUT,
-            env=ENVIRONMENT,
-        )
-
-    def __enter__(self) -> None:
-        until(lambda: is_open(self.http))
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+    rpc, http, prometheus = map(str, ports)
+    process = subprocess.Popen(
+        [
+            *LMCACHE,
+            *("server", "--host", "127.0.0.1", "--port", rpc, "--prometheus-port", prometheus),
+            *("--http-host", "127.0.0.1", "--http-port", http),
+            *("--l1-size-gb", "1", "--eviction-policy", "LRU"),
+            *("--l2-adapter", json.dumps(plugin(server))),
+        ],
+        stdout=log.open("wb"),
+        stderr=subprocess.STDOUT,
+        env=ENVIRONMENT,
+    )
+    try:
+        until(lambda: is_open(ports[1]))
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 LMCACHE = [str(Path(sys.executable).with_name("lmcache"))]
 ENVIRONMENT = os.environ | {"LMCACHE_DISABLE_BANNER": "1", "LMCACHE_TRACK_USAGE": "false"}
 
 
-def run_lmcache(arguments: list[str]) -> str:
+def run_lmcache(*arguments: str) -> str:
     """What a command of LMCache says."""
-    ran = subprocess.run(
-        LMCACHE + arguments, env=ENVIRONMENT, timeout=300, capture_output=True, text=True
-    )
+    command = [*LMCACHE, *arguments]
+    ran = subprocess.run(command, env=ENVIRONMENT, timeout=300, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return ran.stdout + ran.stderr
 
