@@ -228,6 +228,42 @@ def test_a_killed_server_is_a_miss_and_hits_come_back(start: Start, make: Make, 
     assert adapter.load(keys) == [True] * 5
 
 
+def test_a_server_killed_in_the_middle_of_a_load_gives_right_values_or_none(
+    start: Start, make: Make, model: str
+) -> None:
+    keys = chunks(model, *range(16))
+    length = 1 << 20
+    server = start()
+    adapter = make(server)
+    assert adapter.store(keys, length)
+    for _ in range(3):
+        killer = threading.Timer(0.005, server.kill)
+        killer.start()
+        adapter.load(keys, length)  # checks what it has
+        killer.join()
+        server.start()
+        until(lambda: adapter.store(keys, length))
+    assert adapter.load(keys, length) == [True] * 16
+
+
+def test_submitting_waits_for_nothing(start: Start, make: Make, model: str) -> None:
+    server = start()
+    adapter = make(server)
+    assert adapter.store(chunks(model, 1))
+    server.pause()
+    connector, took, numbers = adapter.connector, [], []
+    memory = memoryview(bytearray(CHUNK_BYTES))
+    for _ in range(50):
+        begun = time.monotonic()
+        numbers.append(connector.submit_batch_exists(chunks(model, 1)))
+        numbers.append(connector.submit_batch_get(chunks(model, 1), [memory]))
+        numbers.append(connector.submit_batch_set(chunks(model, 1), [memory]))
+        took.append(time.monotonic() - begun)
+    # Half of them, so that a busy machine does not count.
+    assert sorted(took)[25] < 0.003
+    assert not any(adapter.wait(number, 1)[3] == [True] for number in numbers)
+
+
 def test_a_server_that_hangs_costs_one_deadline(start: Start, make: Make, model: str) -> None:
     keys = chunks(model, *range(5))
     server = start()

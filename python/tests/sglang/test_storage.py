@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -288,6 +289,16 @@ def test_salts_extra_keys_and_pairs_have_keys_of_their_own(
         assert prefetch([rank], keys, first=20) == 9, at
 
 
+def test_pictures_that_stand_in_the_same_place_are_apart(shared_server: Server, make: Make) -> None:
+    # SGLang writes tokens that it has made of the picture where the picture stands.
+    rank = make(shared_server)
+    first, second = ([*PROMPT[:40], *[picture] * 20, *PROMPT[60:]] for picture in (71, 72))
+    assert rank.backup(page_hashes(first)) == 10
+    # Up to the page with the picture they are the same.
+    assert prefetch([rank], page_hashes(second), first=20) == 2
+    assert prefetch([rank], page_hashes(first), first=20) == 10
+
+
 def test_engines_whose_keys_lack_salts_are_refused(
     shared_server: Server, make: Make, sglang: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -442,6 +453,27 @@ def test_a_killed_server_is_a_miss_and_hits_come_back(start: Start, make: Make) 
     until(lambda: is_ready(rank))
     assert rank.backup(keys) == 10
     assert prefetch([rank], keys, first=20) == 10
+
+
+def test_a_server_killed_in_the_middle_of_a_load_gives_right_pages_or_none(
+    start: Start, make: Make
+) -> None:
+    keys = page_hashes(range(48 * PAGE))
+    server = start()
+    # Pages of 768 KiB.
+    pool: dict[str, Any] = {"layer_num": 32, "head_num": 8, "head_dim": 48, "pages": 48}
+    rank = make(server, Pool(**pool))
+    assert rank.backup(keys) == 48
+    for _ in range(3):
+        killer = threading.Timer(0.005, server.kill)
+        killer.start()
+        loaded = prefetch([rank], keys)  # checks what it has
+        killer.join()
+        assert 0 <= loaded <= 48
+        server.start()
+        until(lambda: is_ready(rank))
+        assert rank.backup(keys) == 48
+    assert prefetch([rank], keys) == 48
 
 
 def test_a_server_that_hangs_costs_one_deadline(start: Start, make: Make) -> None:
