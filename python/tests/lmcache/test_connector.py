@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -244,6 +246,39 @@ def test_a_server_killed_in_the_middle_of_a_load_gives_right_values_or_none(
         server.start()
         until(lambda: adapter.store(keys, length))
     assert adapter.load(keys, length) == [True] * 16
+
+
+def test_chunks_that_are_only_in_the_bucket_are_waited_for(
+    start: Start, make: Make, model: str, tmp_path: Path
+) -> None:
+    nvme, bucket = tmp_path / "nvme", tmp_path / "bucket"
+    for each in (nvme, bucket):
+        each.mkdir()
+    server = start(
+        *(f"nvme.path={nvme}", "nvme.segment_bytes=4MiB", "nvme.daily_writes=none"),
+        *(f"object.url=file://{bucket}", "object.pack_bytes=8MiB", "object.admission=all"),
+        "node.name=node-0",
+    )
+    adapter = make(server)
+    keys = chunks(model, *range(320))
+    for at in range(0, 320, 32):
+        assert adapter.store(keys[at : at + 32])
+
+    def packed() -> int:
+        with kvstrata.Client(server.grpc) as client:
+            tiers = client.stats()["tiers"]
+        return sum(tier["blocks"] for tier in tiers if tier["tier"] == "object")
+
+    until(lambda: packed() >= 200)
+    server.kill()
+    shutil.rmtree(nvme)
+    nvme.mkdir()
+    server.start()
+    # The node reads the names of its packs first.
+    until(lambda: sum(adapter.exists(keys)) >= 200)
+    there = adapter.exists(keys)
+    assert adapter.load(keys) == there
+    assert adapter.connector.counters["waited_blocks"] >= 200
 
 
 def test_submitting_waits_for_nothing(start: Start, make: Make, model: str) -> None:

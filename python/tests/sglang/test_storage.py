@@ -528,6 +528,27 @@ def test_what_has_moved_is_told_in_the_engines_own_record(
     assert told.prefetch_pgs == []
 
 
+def test_a_page_knows_the_one_before_it_where_sglang_says_which(
+    shared_server: Server, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = page_hashes(PROMPT)
+    rank = make(shared_server)
+    parents: list[bytes | None] = []
+    space = rank.storage._space
+    assert space is not None
+    store = space.store_now
+
+    def noted(*given: Any, parent: bytes | None, **named: Any) -> Any:
+        parents.append(parent)
+        return store(*given, parent=parent, **named)
+
+    monkeypatch.setattr(space, "store_now", noted)
+    for before in (None, [], keys[:3], ["no key"]):
+        extra = SimpleNamespace(prefix_keys=before)
+        assert rank.storage.batch_set_v1(keys[3:4], rank.pool.indices([3]), extra) == [True]
+    assert parents == [None, None, bytes.fromhex(keys[2]), None]
+
+
 def test_leases_end_with_their_loads(shared_server: Server, make: Make) -> None:
     keys = page_hashes(PROMPT)
     rank = make(shared_server)
