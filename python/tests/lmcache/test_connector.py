@@ -155,10 +155,24 @@ def test_salts_are_told_apart_and_not_shown() -> None:
 
 def test_keys_of_any_form_are_stored(shared_server: Server, make: Make, model: str) -> None:
     odd = [f"{model}{odd}" for odd in ("", "@2@1@5a@bfloat16", "\u00e9", "@" * 9, "m" * 3000)]
+    # One whose parts are right, but too long for a name.
+    odd.append(f"{model}{'m' * 2000}@01000100@0@ff")
     adapter = make(shared_server)
     assert adapter.store(odd)
     assert adapter.exists(odd) == [True] * len(odd)
     assert adapter.load(odd) == [True] * len(odd)
+
+
+def test_salts_without_end_share_a_namespace_and_stay_apart(
+    shared_server: Server, make: Make, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstrata.lmcache.keys._SPACES_MAX", 3)
+    adapter = make(shared_server)
+    keys = [chunks(model, 1, salt=f"user-{user}")[0] for user in range(10)]
+    assert adapter.store(keys[:9])
+    assert adapter.exists(keys) == [True] * 9 + [False]
+    assert adapter.load(keys) == [True] * 9 + [False]
+    assert len({name for name in spaces(shared_server) if f"/{model}@" in name}) == 3
 
 
 def test_a_value_of_another_length_makes_room_for_the_right_one(

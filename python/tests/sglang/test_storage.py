@@ -262,6 +262,16 @@ def test_mla_of_another_number_of_ranks_is_not_shared(shared_server: Server, mak
     assert prefetch([make(shared_server, Pool(kv=1), tp_size=2, tp_rank=1, **mla)], keys) == 10
 
 
+def test_stages_and_context_ranks_have_pages_of_their_own(
+    shared_server: Server, make: Make
+) -> None:
+    keys = page_hashes(PROMPT)
+    for size, rank in (("pp_size", "pp_rank"), ("attn_cp_size", "attn_cp_rank")):
+        assert make(shared_server, **{size: 2, rank: 0}).backup(keys) == 10
+        assert prefetch([make(shared_server, **{size: 2, rank: 1})], keys) == 0
+        assert prefetch([make(shared_server, **{size: 2, rank: 0})], keys) == 10
+
+
 def test_page_sizes_are_apart(shared_server: Server, make: Make) -> None:
     # Half the tokens of twice the layers: as long.
     assert make(shared_server).backup(page_hashes(PROMPT)) == 10
