@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from conftest import Server
 
+import kvstrata
 from kvstrata.sglang import KvstrataStorage
 
 PAGE = 16
 """Tokens of a page in most tests."""
 BATCH = 128
 """Pages of one call."""
+PROMPT = list(range(1000, 1000 + 10 * PAGE))
+DEADLINE = 20.0
+"""Seconds after which a test gives up."""
+Arguments = dict[str, Any]
+"""Those of the engine."""
 
 
 def page_hashes(
@@ -234,6 +242,9 @@ class Rank:
         return done
 
 
+MakeRank = Callable[..., Rank]
+
+
 def prefetch(ranks: Sequence[Rank], keys: Sequence[str], first: int = 0) -> int:
     """Loads a prompt on all ranks; returns the pages that all have. Their bytes are checked.
 
@@ -272,3 +283,23 @@ def _load(rank: Rank, keys: Sequence[str], first: int) -> int:
         if leading < len(batch):
             break
     return done
+
+
+def until(holds: Callable[[], object]) -> None:
+    """Waits until something holds."""
+    end = time.monotonic() + DEADLINE
+    while not holds():
+        assert time.monotonic() < end, "it does not come to hold"
+        time.sleep(0.001)
+
+
+def is_ready(rank: Rank) -> bool:
+    """Whether its namespace is open."""
+    return rank.storage._space is not None and rank.storage._space.ready
+
+
+def raw(server: Server, rank: Rank) -> tuple[kvstrata.Client, kvstrata.Namespace]:
+    """The namespace of a rank, for what an engine would not do. Close the client."""
+    client = kvstrata.Client(server.grpc)
+    assert rank.storage._space is not None
+    return client, rank.storage._space.identity.open(client)
