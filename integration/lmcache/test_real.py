@@ -45,7 +45,7 @@ def plugin(server: Server, **params: Any) -> dict[str, Any]:
         "type": "native_plugin",
         "module_path": "kvstrata.lmcache",
         "class_name": "KvstrataConnector",
-        "adapter_params": {"endpoint": server.grpc, "timeout": 0.5, "load_timeout": 2.0} | params,
+        "adapter_params": {"endpoint": server.grpc, "timeout": 10.0} | params,
     }
 
 
@@ -177,7 +177,7 @@ def test_salts_and_labels_are_apart(shared_server: Server, make: Make) -> None:
 
 def test_a_killed_and_a_hung_server_are_misses_and_hits_come_back(start: Start, make: Make) -> None:
     server = start()
-    adapter = make(server)
+    adapter = make(server, timeout=0.5, load_timeout=2.0)
     names, stored = keys("real/kill", *range(5)), memory(5, seed=3)
     assert adapter.store(names, stored)
     for fault in ("hang", "kill"):
@@ -186,7 +186,7 @@ def test_a_killed_and_a_hung_server_are_misses_and_hits_come_back(start: Start, 
         assert adapter.load(names, memory(5)) == []
         assert adapter.lookup(names) == []
         assert not adapter.store(names, stored)
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < 8.0
         if fault == "hang":
             server.process.send_signal(signal.SIGCONT)
         else:

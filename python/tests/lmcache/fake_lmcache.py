@@ -37,7 +37,8 @@ class Adapter:
     """Submits batches and waits for their ends. Each batch must end once, with all its results."""
 
     def __init__(self, endpoint: str, **params: Any) -> None:
-        settings = {"endpoint": endpoint, "timeout": 0.5, "load_timeout": 2.0}
+        # A busy machine is no fault of the server's.
+        settings = {"endpoint": endpoint, "timeout": 10.0}
         self.connector = KvstrataConnector(**(settings | params))
         self.ended: dict[int, Completion] = {}
         self.submitted: dict[int, int] = {}
