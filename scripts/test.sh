@@ -66,8 +66,8 @@ python_package() {
   PATH="$PWD/.venv/bin:$PATH" "$python" -m pip install --quiet --disable-pip-version-check \
     --no-input --no-deps --no-build-isolation \
     --config-settings build-args='--profile dev --locked --features tests' ./python
-  "$python" -m mypy --strict --cache-dir /dev/null python/tests benches/python_get_into.py \
-    benches/peers
+  "$python" -m mypy --strict --cache-dir /dev/null python/kvstrata python/tests \
+    benches/python_get_into.py benches/peers
   (cd python/tests && "$python" -m mypy.stubtest kvstrata)
   "$python" -m pytest --quiet -p no:cacheprovider python/tests
 }

@@ -26,7 +26,7 @@ __all__ = [
     "foreign_hash",
 ]
 
-_T = TypeVar("_T", bound=GetResult | PutResult)
+_T = TypeVar("_T", bound=GetResult | PutResult | Lookup | tuple[int, int] | int)
 
 _Hashes: TypeAlias = ReadableBuffer | Iterable[bytes]
 """Hashes of equal length in chain order: packed in one buffer, or one by one."""
@@ -184,6 +184,20 @@ class Namespace:
         `lease_bytes` (0: as many as the server allows).
         """
 
+    def submit_lookup(
+        self,
+        hashes: _Hashes,
+        *,
+        lease: float | None = None,
+        lease_bytes: int = 0,
+        session: Session | None = None,
+        sparse: bool = False,
+        timeout: float | None = None,
+        queue: CompletionQueue | None = None,
+        tag: object = None,
+    ) -> Request[Lookup]:
+        """Starts a `lookup` and returns at once. It waits for no request that moves blocks."""
+
     def exists(self, hashes: _Hashes, *, timeout: float | None = None) -> list[bool]:
         """Which of them can be read now."""
 
@@ -278,6 +292,26 @@ class Namespace:
     def prefetch(self, hashes: _Hashes, *, timeout: float | None = None) -> tuple[int, int]:
         """Asks for blocks to be moved towards dram; returns (there already, loads started)."""
 
+    def submit_touch(
+        self,
+        hashes: _Hashes,
+        *,
+        timeout: float | None = None,
+        queue: CompletionQueue | None = None,
+        tag: object = None,
+    ) -> Request[int]:
+        """Starts a `touch` and returns at once."""
+
+    def submit_prefetch(
+        self,
+        hashes: _Hashes,
+        *,
+        timeout: float | None = None,
+        queue: CompletionQueue | None = None,
+        tag: object = None,
+    ) -> Request[tuple[int, int]]:
+        """Starts a `prefetch` and returns at once."""
+
     def remove(self, hashes: _Hashes, *, timeout: float | None = None) -> int:
         """Removes blocks from every tier; returns how many were there."""
 
@@ -315,6 +349,9 @@ class Lease:
         """Moves the end to `ttl` from now (0: as the server likes)."""
 
     def release(self, *, timeout: float | None = None) -> None: ...
+    def submit_release(self) -> None:
+        """Releases it in the background; if that cannot be told, it ends by its deadline."""
+
     def __enter__(self) -> Self: ...
     def __exit__(
         self,

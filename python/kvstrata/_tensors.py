@@ -22,6 +22,6 @@ def memory_of(tensor: Any) -> ctypes.Array[ctypes.c_ubyte]:
     if not tensor.is_contiguous():
         raise TypeError("it is not contiguous")
     size = tensor.numel() * tensor.element_size()
-    memory = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
-    memory.tensor = tensor  # type: ignore[attr-defined]
+    memory: ctypes.Array[ctypes.c_ubyte] = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    vars(memory)["tensor"] = tensor
     return memory

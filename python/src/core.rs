@@ -35,8 +35,10 @@ pub(crate) const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
 /// Asynchronous requests of one client that have not ended.
 const REQUESTS_MAX: usize = 4096;
-/// Asynchronous requests that move at a time, the others wait: as many as connections are kept.
-const MOVING_MAX: usize = 16;
+/// Asynchronous gets and puts that move at a time, the others wait: together as many as connections are
+/// kept. Gets have most of them, and no put stands before a get: an engine waits for what it loads.
+const GETTING_MAX: usize = 12;
+const PUTTING_MAX: usize = 4;
 
 /// A value that is left alone, and never dropped, in a process that was forked off the one that made it.
 #[derive(Debug)]
@@ -80,7 +82,8 @@ pub(crate) struct Core {
     pub(crate) bin: Arc<Bin>,
     /// Requests that have not ended.
     requests: Arc<AtomicUsize>,
-    pub(crate) moving: Arc<Semaphore>,
+    pub(crate) getting: Arc<Semaphore>,
+    pub(crate) putting: Arc<Semaphore>,
     pub(crate) session: Arc<DefaultSession>,
     closed: watch::Sender<bool>,
     /// Read by whoever runs something on it, written by the end.
@@ -112,7 +115,8 @@ impl Core {
             client,
             bin: Arc::default(),
             requests: Arc::default(),
-            moving: Arc::new(Semaphore::new(MOVING_MAX)),
+            getting: Arc::new(Semaphore::new(GETTING_MAX)),
+            putting: Arc::new(Semaphore::new(PUTTING_MAX)),
             session: Arc::new(session),
             closed: watch::Sender::new(false),
             runtime: RwLock::new(Some(runtime)),

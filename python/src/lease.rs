@@ -110,6 +110,16 @@ impl Lease {
         Ok(())
     }
 
+    fn submit_release(&self, py: Python<'_>) -> PyResult<()> {
+        let core = self.core.get(py)?;
+        let (client, lease) = (core.client.clone(), self.get());
+        self.lease.lock().deadline = Instant::now();
+        core.spawn(py, async move {
+            // What cannot be told ends by its deadline.
+            let _released = client.release(lease).await;
+        })
+    }
+
     #[pyo3(signature = (ttl = 0.0, *, timeout = None))]
     fn renew(&self, py: Python<'_>, ttl: f64, timeout: Option<f64>) -> PyResult<()> {
         let (core, timeout) = (self.core.get(py)?, timeout_of(py, timeout)?);

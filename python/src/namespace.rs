@@ -1,12 +1,12 @@
 //! The verbs of a namespace.
 #![expect(clippy::too_many_arguments, reason = "arguments of Python, most of them by keyword")]
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use kvstrata::client::{
-    Description, GetOptions, Handle, HashList, LeaseAsk, LookupOptions, PutBatch,
+    self, Description, GetOptions, Handle, HashList, LeaseAsk, Lookup, LookupOptions, PutBatch,
 };
-use kvstrata_tiers::block::BlockHash;
+use kvstrata_tiers::{block::BlockHash, error::Result};
 use pyo3::{prelude::*, types::PyBytes};
 
 use crate::{
@@ -110,6 +110,35 @@ impl Namespace {
         })
     }
 
+    /// A lookup that is ready to go.
+    fn look(
+        &self,
+        given: &Bound<'_, PyAny>,
+        lease: Option<f64>,
+        lease_bytes: u64,
+        session: Option<&Session>,
+        sparse: bool,
+    ) -> PyResult<
+        impl Future<Output = Result<(Lookup, Option<Arc<client::Session>>)>> + Send + 'static,
+    > {
+        let py = given.py();
+        let opened = self.opened.get(py)?;
+        let hashes = hashes(given, self.hash_bytes)?;
+        let ttl = lease.map(|lease| seconds(py, "lease", lease)).transpose()?;
+        let given = session.map(|session| session.get(py)).transpose()?;
+        let (handle, sessions) = (opened.handle.clone(), Arc::clone(&opened.core.session));
+        Ok(async move {
+            let Some(ttl) = ttl else {
+                let options = LookupOptions { lease: None, sparse };
+                return Ok((handle.lookup(&hashes, options).await?, None));
+            };
+            let session = sessions.or(given).await?;
+            let ask = LeaseAsk { session: &session, ttl, bytes_max: lease_bytes };
+            let options = LookupOptions { lease: Some(ask), sparse };
+            Ok((handle.lookup(&hashes, options).await?, Some(session)))
+        })
+    }
+
     fn parent(&self, py: Python<'_>, given: Option<&[u8]>) -> PyResult<Option<BlockHash>> {
         given.map(|given| hash(py, "parent", given, self.hash_bytes)).transpose()
     }
@@ -155,24 +184,32 @@ impl Namespace {
         sparse: bool,
         timeout: Option<f64>,
     ) -> PyResult<LookupOf> {
-        let Opened { core, handle } = self.opened.get(py)?;
-        let hashes = self::hashes(hashes, self.hash_bytes)?;
-        let ttl = lease.map(|lease| seconds(py, "lease", lease)).transpose()?;
-        let given = session.map(|session| session.get(py)).transpose()?;
-        let (found, session) = core.run(py, timeout_of(py, timeout)?, async {
-            let Some(ttl) = ttl else {
-                let options = LookupOptions { lease: None, sparse };
-                return Ok((handle.lookup(&hashes, options).await?, None));
-            };
-            let session = core.session.or(given).await?;
-            let ask = LeaseAsk { session: &session, ttl, bytes_max: lease_bytes };
-            let options = LookupOptions { lease: Some(ask), sparse };
-            Ok((handle.lookup(&hashes, options).await?, Some(session)))
-        })?;
-        let lease = found.lease.clone().zip(session);
-        let lease = lease.map(|(lease, session)| Lease::new(Arc::clone(core), session, lease));
-        let lease = lease.map(|lease| Py::new(py, lease)).transpose()?;
-        Ok(LookupOf::new(&found, lease))
+        let core = &self.opened.get(py)?.core;
+        let look = self.look(hashes, lease, lease_bytes, session, sparse)?;
+        let (found, session) = core.run(py, timeout_of(py, timeout)?, look)?;
+        LookupOf::leased(py, core, &found, session)
+    }
+
+    #[pyo3(signature = (hashes, *, lease = None, lease_bytes = 0, session = None, sparse = false,
+                        timeout = None, queue = None, tag = None))]
+    fn submit_lookup(
+        &self,
+        py: Python<'_>,
+        hashes: &Bound<'_, PyAny>,
+        lease: Option<f64>,
+        lease_bytes: u64,
+        session: Option<&Session>,
+        sparse: bool,
+        timeout: Option<f64>,
+        queue: Option<Bound<'_, CompletionQueue>>,
+        tag: Option<Py<PyAny>>,
+    ) -> PyResult<Py<Request>> {
+        let core = &self.opened.get(py)?.core;
+        let timeout = timeout_of(py, timeout)?;
+        let look = self.look(hashes, lease, lease_bytes, session, sparse)?;
+        Request::start(py, core, Tell { queue, tag }, |turn| async move {
+            Outcome::Lookup(Box::pin(turn.at_once(timeout, look)).await)
+        })
     }
 
     #[pyo3(signature = (hashes, *, timeout = None))]
@@ -266,10 +303,10 @@ impl Namespace {
     ) -> PyResult<Py<Request>> {
         let (opened, asked) = self.asked(hashes, parts, lease, stop_at_miss, timeout)?;
         let mut sink = Self::sink(opened, &asked, buffers)?;
-        let handle = opened.handle.clone();
+        let (handle, moving) = (opened.handle.clone(), Arc::clone(&opened.core.getting));
         Request::start(py, &opened.core, Tell { queue, tag }, |turn| async move {
             let getting = handle.get(&asked.hashes, asked.options(), &mut sink);
-            let ended = turn.run(asked.timeout, getting).await;
+            let ended = turn.run(&moving, asked.timeout, getting).await;
             Outcome::Get((sink.end(ended.as_ref().ok()), ended.map(drop)))
         })
     }
@@ -318,9 +355,10 @@ impl Namespace {
         let timeout = timeout_of(py, timeout)?;
         let batch = self.batch(opened, hashes, values, parts, parent, durable)?;
         let (handle, sessions) = (opened.handle.clone(), Arc::clone(&opened.core.session));
+        let moving = Arc::clone(&opened.core.putting);
         Request::start(py, &opened.core, Tell { queue, tag }, |turn| async move {
             let putting = async move { handle.put(&*sessions.or(given).await?, &batch).await };
-            Outcome::Put(Box::pin(turn.run(timeout, putting)).await)
+            Outcome::Put(Box::pin(turn.run(&moving, timeout, putting)).await)
         })
     }
 
@@ -355,6 +393,23 @@ impl Namespace {
         core.run(py, timeout_of(py, timeout)?, handle.touch(&hashes))
     }
 
+    #[pyo3(signature = (hashes, *, timeout = None, queue = None, tag = None))]
+    fn submit_touch(
+        &self,
+        py: Python<'_>,
+        hashes: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        queue: Option<Bound<'_, CompletionQueue>>,
+        tag: Option<Py<PyAny>>,
+    ) -> PyResult<Py<Request>> {
+        let Opened { core, handle } = self.opened.get(py)?;
+        let hashes = self::hashes(hashes, self.hash_bytes)?;
+        let (timeout, handle) = (timeout_of(py, timeout)?, handle.clone());
+        Request::start(py, core, Tell { queue, tag }, |turn| async move {
+            Outcome::Touch(turn.at_once(timeout, handle.touch(&hashes)).await)
+        })
+    }
+
     #[pyo3(signature = (hashes, *, timeout = None))]
     fn prefetch(
         &self,
@@ -366,6 +421,24 @@ impl Namespace {
         let hashes = self::hashes(hashes, self.hash_bytes)?;
         let begun = core.run(py, timeout_of(py, timeout)?, handle.prefetch(&hashes))?;
         Ok((begun.in_dram, begun.started))
+    }
+
+    #[pyo3(signature = (hashes, *, timeout = None, queue = None, tag = None))]
+    fn submit_prefetch(
+        &self,
+        py: Python<'_>,
+        hashes: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+        queue: Option<Bound<'_, CompletionQueue>>,
+        tag: Option<Py<PyAny>>,
+    ) -> PyResult<Py<Request>> {
+        let Opened { core, handle } = self.opened.get(py)?;
+        let hashes = self::hashes(hashes, self.hash_bytes)?;
+        let (timeout, handle) = (timeout_of(py, timeout)?, handle.clone());
+        Request::start(py, core, Tell { queue, tag }, |turn| async move {
+            let begun = turn.at_once(timeout, handle.prefetch(&hashes)).await;
+            Outcome::Prefetch(begun.map(|begun| (begun.in_dram, begun.started)))
+        })
     }
 
     #[pyo3(signature = (hashes, *, timeout = None))]

@@ -6,7 +6,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use kvstrata::client::PutReport;
+use kvstrata::client::{Lookup, PutReport, Session};
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex};
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ use crate::{
     errors,
     queue::{CompletionQueue, Ended},
     sink,
-    values::PutResult,
+    values::{LookupOf, PutResult},
 };
 
 /// How a request ended.
@@ -28,6 +28,12 @@ use crate::{
 pub(crate) enum Outcome {
     Get(sink::Ended),
     Put(Result<PutReport>),
+    /// What was found, and the session that owns the lease, if one was asked for.
+    Lookup(Result<(Lookup, Option<Arc<Session>>)>),
+    /// How many blocks were in dram already, and how many loads have begun.
+    Prefetch(Result<(u32, u32)>),
+    /// How many blocks were present.
+    Touch(Result<u32>),
     /// Its client was closed before it had begun or in the middle.
     Closed,
 }
@@ -70,27 +76,38 @@ impl Drop for Finisher {
 #[derive(Debug)]
 pub(crate) struct Turn {
     state: Arc<State>,
-    moving: Arc<Semaphore>,
 }
 
 impl Turn {
-    /// Awaits its turn and then `call`, unless the request is cancelled or its deadline passes first.
+    /// Awaits its turn among those that are `moving` and then `call`, unless the request is cancelled or
+    /// its deadline passes first.
     pub(crate) async fn run<T>(
+        self,
+        moving: &Semaphore,
+        deadline: Option<Duration>,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let in_turn = async {
+            // It fails only for a semaphore that is closed, which this one never is.
+            let _turn = moving.acquire().await;
+            call.await
+        };
+        self.at_once(deadline, in_turn).await
+    }
+
+    /// Awaits `call`, which moves no blocks and so waits for none that move, unless the request is
+    /// cancelled or its deadline passes first.
+    pub(crate) async fn at_once<T>(
         self,
         deadline: Option<Duration>,
         call: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let in_turn = within(deadline, async {
-            // It fails only for a semaphore that is closed, which this one never is.
-            let _turn = self.moving.acquire().await;
-            call.await
-        });
         tokio::select! {
             biased;
             () = self.state.cancel.notified() => {
                 Err(Error::new(ErrorKind::Cancelled, "the request was cancelled"))
             }
-            done = in_turn => done,
+            done = within(deadline, call) => done,
         }
     }
 }
@@ -140,7 +157,7 @@ impl Request {
     {
         let counted = core.count(py)?;
         let state = Arc::new(State::default());
-        let work = work(Turn { state: Arc::clone(&state), moving: Arc::clone(&core.moving) });
+        let work = work(Turn { state: Arc::clone(&state) });
         let request = Self { core: Own::new(Arc::clone(core)), state, tag: tell.tag };
         let request = Py::new(py, request)?;
         let queue = tell.queue.as_ref().map(Bound::get);
@@ -168,6 +185,36 @@ impl Request {
     pub(crate) fn give_back(&self, py: Python<'_>) {
         if let Ok(core) = self.core.get(py) {
             core.bin.empty(py);
+        }
+    }
+
+    /// The value that a request which ended so has, or what it raises.
+    fn result(&self, py: Python<'_>, outcome: Option<&Outcome>) -> PyResult<Py<PyAny>> {
+        match outcome {
+            Some(Outcome::Get((result, Ok(())))) => Ok(Py::new(py, result.clone())?.into_any()),
+            Some(Outcome::Get((result, Err(error)))) => {
+                let raised = errors::raised(py, error);
+                raised.value(py).setattr("partial", Py::new(py, result.clone())?)?;
+                Err(raised)
+            }
+            Some(Outcome::Put(Ok(report))) => {
+                Ok(Py::new(py, PutResult(report.clone()))?.into_any())
+            }
+            Some(Outcome::Lookup(Ok((found, session)))) => {
+                let found = LookupOf::leased(py, self.core.get(py)?, found, session.clone())?;
+                Ok(Py::new(py, found)?.into_any())
+            }
+            Some(Outcome::Prefetch(Ok(begun))) => Ok(begun.into_pyobject(py)?.into_any().unbind()),
+            Some(Outcome::Touch(Ok(present))) => Ok(present.into_pyobject(py)?.into_any().unbind()),
+            Some(
+                Outcome::Put(Err(error))
+                | Outcome::Lookup(Err(error))
+                | Outcome::Prefetch(Err(error))
+                | Outcome::Touch(Err(error)),
+            ) => Err(errors::raised(py, error)),
+            Some(Outcome::Closed) | None => {
+                Err(errors::make(py, "CancelledError", "the client was closed"))
+            }
         }
     }
 
@@ -218,21 +265,7 @@ impl Request {
             return Err(errors::make(py, "DeadlineError", text));
         }
         let outcome = self.state.outcome.lock().clone();
-        match outcome.as_deref() {
-            Some(Outcome::Get((result, Ok(())))) => Ok(Py::new(py, result.clone())?.into_any()),
-            Some(Outcome::Get((result, Err(error)))) => {
-                let raised = errors::raised(py, error);
-                raised.value(py).setattr("partial", Py::new(py, result.clone())?)?;
-                Err(raised)
-            }
-            Some(Outcome::Put(Ok(report))) => {
-                Ok(Py::new(py, PutResult(report.clone()))?.into_any())
-            }
-            Some(Outcome::Put(Err(error))) => Err(errors::raised(py, error)),
-            Some(Outcome::Closed) | None => {
-                Err(errors::make(py, "CancelledError", "the client was closed"))
-            }
-        }
+        self.result(py, outcome.as_deref())
     }
 
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {

@@ -1,10 +1,14 @@
 //! What calls return, as Python sees it: plain values, read only.
 
-use kvstrata::client::{GetSummary, Locality, Lookup, MissReason, PutOutcome, PutReport, Run};
+use std::sync::Arc;
+
+use kvstrata::client::{
+    self, GetSummary, Locality, Lookup, MissReason, PutOutcome, PutReport, Run,
+};
 use kvstrata_tiers::tier::TierCounts;
 use pyo3::prelude::*;
 
-use crate::lease::Lease;
+use crate::{core::Core, lease::Lease};
 
 /// What a get delivered.
 #[pyclass(frozen, get_all, module = "kvstrata")]
@@ -147,9 +151,18 @@ impl LookupOf {
 }
 
 impl LookupOf {
-    pub(crate) fn new(found: &Lookup, lease: Option<Py<Lease>>) -> Self {
+    /// What was found; its lease, if it got one, keeps `session` open.
+    pub(crate) fn leased(
+        py: Python<'_>,
+        core: &Arc<Core>,
+        found: &Lookup,
+        session: Option<Arc<client::Session>>,
+    ) -> PyResult<Self> {
+        let lease = found.lease.clone().zip(session);
+        let lease = lease.map(|(lease, session)| Lease::new(Arc::clone(core), session, lease));
+        let lease = lease.map(|lease| Py::new(py, lease)).transpose()?;
         let TierCounts { dram, nvme, object, pending, miss } = found.counts;
-        Self {
+        Ok(Self {
             prefix_blocks: found.prefix_blocks,
             runs: found.runs.iter().map(RunOf::from).collect(),
             sparse: found.sparse.iter().map(RunOf::from).collect(),
@@ -160,7 +173,7 @@ impl LookupOf {
             miss,
             lease,
             partial: found.partial,
-        }
+        })
     }
 }
 

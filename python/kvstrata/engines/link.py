@@ -1,0 +1,355 @@
+"""The connection of an adapter: nothing here raises into an engine or waits on its scheduler.
+
+```text
+Link    one client, connected by a thread of its own, again whenever the server was lost
+Space   one namespace on it: lookup, load, store, ... return at once, ends come by Link.finished
+```
+
+While the server is away, or was seen to hang, every request is a miss at once: only the link's
+thread tries, with growing pauses, and the first namespace it can open makes the link ready again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .. import (
+    CancelledError,
+    Client,
+    ClosedError,
+    CompletionQueue,
+    DeadlineError,
+    Error,
+    ExhaustedError,
+    GetResult,
+    InvalidError,
+    LayoutMismatchError,
+    Lease,
+    Lookup,
+    Namespace,
+    PutResult,
+    Request,
+    UnavailableError,
+    UnknownNamespaceError,
+    UnsupportedError,
+)
+from .counters import Counters
+from .identity import Identity, Opaque
+from .settings import Settings
+
+__all__ = ["Done", "Link", "Space"]
+
+log = logging.getLogger("kvstrata")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between attempts to reach a server; they double from the first to the longest."""
+_LOST = (UnavailableError, DeadlineError, UnknownNamespaceError, CancelledError, ClosedError)
+"""After these nothing is asked until the namespace could be opened again."""
+_REFUSED = (InvalidError, LayoutMismatchError, UnsupportedError)
+"""A namespace that was answered so is not tried again."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request that has ended. `result` is None if it failed, except for a load that had begun:
+    what it had delivered before is whole and counts.
+    """
+
+    verb: str
+    tag: Any
+    result: Any
+    error: Error | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    space: Space
+    namespace: Namespace
+    verb: str
+    tag: Any
+
+
+class Space:
+    """One namespace. Made by `Link.open`.
+
+    Requests return whether they were begun; if not, they are counted, nothing will end, and to the
+    engine it is a miss. Buffers of a request are held until it has ended. The calls that end in
+    `_now` wait for their result, for engines that call from threads of their own; None is a miss.
+    """
+
+    def __init__(self, link: Link, identity: Identity | Opaque) -> None:
+        self.identity = identity
+        self.refused: Error | None = None
+        """Why the server will not have it, if it will not."""
+        self._link = link
+        self._namespace: Namespace | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are begun at all."""
+        return self._namespace is not None
+
+    def lookup(self, hashes: Sequence[bytes], *, tag: object, lease: float | None = None) -> bool:
+        """Begins a lookup; with `lease`, what it finds in dram is kept for so many seconds."""
+        timeout = self._link.settings.timeout
+        return self._begin(
+            "lookup",
+            tag,
+            lambda namespace, queue, tag: namespace.submit_lookup(
+                hashes, lease=lease, timeout=timeout, queue=queue, tag=tag
+            ),
+        )
+
+    def load(
+        self,
+        hashes: Sequence[bytes],
+        buffers: Iterable[Any],
+        *,
+        tag: object,
+        lease: Lease | None = None,
+        stop_at_miss: bool = True,
+    ) -> bool:
+        """Begins a load into the engine's memory; `result.prefix_blocks` says how many it has."""
+        timeout = self._link.settings.load_timeout
+        return self._begin(
+            "load",
+            tag,
+            lambda namespace, queue, tag: namespace.submit_get_into(
+                hashes,
+                buffers,
+                lease=lease,
+                stop_at_miss=stop_at_miss,
+                timeout=timeout,
+                queue=queue,
+                tag=tag,
+            ),
+        )
+
+    def store(
+        self,
+        hashes: Sequence[bytes],
+        values: Iterable[Any],
+        *,
+        tag: object,
+        parent: bytes | None = None,
+    ) -> bool:
+        """Begins a store of blocks in chain order, from the engine's memory."""
+        timeout = self._link.settings.store_timeout
+        return self._begin(
+            "store",
+            tag,
+            lambda namespace, queue, tag: namespace.submit_put(
+                hashes, values, parent=parent, timeout=timeout, queue=queue, tag=tag
+            ),
+        )
+
+    def prefetch(self, hashes: Sequence[bytes], *, tag: object) -> bool:
+        """Begins to have blocks moved towards dram."""
+        timeout = self._link.settings.timeout
+        return self._begin(
+            "prefetch",
+            tag,
+            lambda namespace, queue, tag: namespace.submit_prefetch(
+                hashes, timeout=timeout, queue=queue, tag=tag
+            ),
+        )
+
+    def touch(self, hashes: Sequence[bytes], *, tag: object) -> bool:
+        """Begins to mark blocks as used now."""
+        timeout = self._link.settings.timeout
+        return self._begin(
+            "touch",
+            tag,
+            lambda namespace, queue, tag: namespace.submit_touch(
+                hashes, timeout=timeout, queue=queue, tag=tag
+            ),
+        )
+
+    def lookup_now(self, hashes: Sequence[bytes], *, lease: float | None = None) -> Lookup | None:
+        """Looks blocks up, within `Settings.timeout`."""
+        timeout = self._link.settings.timeout
+        return self._await(
+            "lookup", lambda space: space.lookup(hashes, lease=lease, timeout=timeout)
+        )
+
+    def load_now(
+        self,
+        hashes: Sequence[bytes],
+        buffers: Iterable[Any],
+        *,
+        lease: Lease | None = None,
+        stop_at_miss: bool = True,
+    ) -> GetResult | None:
+        """Loads into the engine's memory, within `Settings.load_timeout`; also part of it."""
+        timeout = self._link.settings.load_timeout
+        return self._await(
+            "load",
+            lambda space: space.get_into(
+                hashes, buffers, lease=lease, stop_at_miss=stop_at_miss, timeout=timeout
+            ),
+        )
+
+    def store_now(
+        self, hashes: Sequence[bytes], values: Iterable[Any], *, parent: bytes | None = None
+    ) -> PutResult | None:
+        """Stores from the engine's memory, within `Settings.store_timeout`."""
+        timeout = self._link.settings.store_timeout
+        return self._await(
+            "store", lambda space: space.put(hashes, values, parent=parent, timeout=timeout)
+        )
+
+    def _begin(
+        self,
+        verb: str,
+        tag: object,
+        submit: Callable[[Namespace, CompletionQueue, _Tag], Request[Any]],
+    ) -> bool:
+        namespace = self._namespace
+        if namespace is None:
+            self._link.counters.add(f"{verb}_not_ready")
+            return False
+        try:
+            submit(namespace, self._link.queue, _Tag(self, namespace, verb, tag))
+        except Exception as error:
+            self._failed(verb, namespace, error)
+            return False
+        return True
+
+    def _await(self, verb: str, call: Callable[[Namespace], _T]) -> _T | None:
+        namespace = self._namespace
+        if namespace is None:
+            self._link.counters.add(f"{verb}_not_ready")
+            return None
+        try:
+            return call(namespace)
+        except Exception as error:
+            self._failed(verb, namespace, error)
+            return getattr(error, "partial", None)
+
+    def _failed(self, verb: str, namespace: Namespace, error: Exception) -> None:
+        """Counts what went wrong, and gives up the namespace if it cannot be used any more."""
+        counters = self._link.counters
+        if isinstance(error, ExhaustedError):
+            counters.add(f"{verb}_shed")
+            return
+        counters.add(f"{verb}_deadline" if isinstance(error, DeadlineError) else f"{verb}_failed")
+        if not isinstance(error, _LOST):
+            log.warning("kvstrata: a %s failed: %s", verb, error)
+        elif self._namespace is namespace:
+            self._namespace = None
+            self._link.lost(error)
+
+
+class Link:
+    """See the module. Making one neither waits nor fails: the server may come later."""
+
+    def __init__(self, settings: Settings, counters: Counters, name: str = "engine") -> None:
+        self.settings = settings
+        self.counters = counters
+        self.queue = CompletionQueue()
+        self._name = name
+        self._spaces: list[Space] = []
+        self._is_away = False
+        self._wanted = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="kvstrata-link", daemon=True)
+        self._thread.start()
+
+    def open(self, identity: Identity | Opaque) -> Space:
+        """A namespace; it is ready as soon as the server has opened it."""
+        space = Space(self, identity)
+        self._spaces.append(space)
+        self._wanted.set()
+        return space
+
+    def fileno(self) -> int:
+        """Readable while `finished` has something to say."""
+        return self.queue.fileno()
+
+    def finished(self) -> list[Done]:
+        """The requests that have ended since the last time."""
+        try:
+            return [_done(request) for request in self.queue.drain()]
+        except Error:
+            self.counters.add("failed")
+            return []
+
+    def release(self, lease: Lease | None) -> None:
+        """Gives a lease up, in the background."""
+        try:
+            if lease is not None:
+                lease.submit_release()
+        except Error:
+            # It ends by itself.
+            self.counters.add("release_failed")
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ends what is under way and joins the thread, for at most so many seconds."""
+        self._closed.set()
+        self._wanted.set()
+        self._thread.join(timeout)
+
+    def lost(self, error: Exception) -> None:
+        """A namespace can't be used any more: tries to open it again."""
+        if not self._is_away:
+            self._is_away = True
+            self.counters.add("lost")
+            log.warning("kvstrata: %s: %s; until it is back all are misses", self._where(), error)
+        self._wanted.set()
+
+    def _where(self) -> str:
+        return f"the server at {self.settings.endpoint}"
+
+    def _keep(self) -> None:
+        """The thread: connects, opens what is wanted, and waits until something is wanted."""
+        client: Client | None = None
+        pause = _FIRST_PAUSE
+        while not self._closed.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            try:
+                client = client or self.settings.connect(self._name)
+                self._open_all(client)
+                pause = _FIRST_PAUSE
+            except Exception as error:
+                self.lost(error)
+                # Not all at once: many engines may have lost the same server.
+                self._closed.wait(pause * random.uniform(0.5, 1.0))
+                pause = min(pause * 2, _LONGEST_PAUSE)
+        if client is not None:
+            client.close()
+
+    def _open_all(self, client: Client) -> None:
+        for space in list(self._spaces):
+            if space.ready or space.refused is not None or self._closed.is_set():
+                continue
+            try:
+                namespace = space.identity.open(client)
+            except _REFUSED as error:
+                space.refused = error
+                self.counters.add("refused")
+                log.error("kvstrata: %s refuses the namespace for good: %s", self._where(), error)
+                continue
+            for warning in namespace.warnings:
+                log.warning("kvstrata: %s", warning)
+            space._namespace = namespace
+            self.counters.add("opened")
+        if self._is_away:
+            self._is_away = False
+            log.warning("kvstrata: %s is back", self._where())
+
+
+def _done(request: Request[Any]) -> Done:
+    tag: _Tag = request.tag
+    try:
+        return Done(tag.verb, tag.tag, request.wait(0), None)
+    except Error as error:
+        tag.space._failed(tag.verb, tag.namespace, error)
+        return Done(tag.verb, tag.tag, error.partial, error)
