@@ -1,9 +1,9 @@
 """Makes the CUDA build of torch importable where no CUDA is installed.
 
 The package index has torch for x86-64 only as built for CUDA, and its libraries name some fifteen
-CUDA libraries that they are linked to. This writes an empty library for each of those names, and one
-that has all the functions they are asked for: each returns 100, `cudaErrorNoDevice`. So torch finds
-no device and runs on the CPU. None of its CUDA code ever runs.
+CUDA libraries that they are linked to. This writes an empty library for each of those names, and
+one that has all the functions they are asked for: each returns 100, `cudaErrorNoDevice`. So torch
+finds no device and runs on the CPU. None of its CUDA code ever runs.
 
     cuda_stubs.py TORCH_LIB_DIRECTORY
 

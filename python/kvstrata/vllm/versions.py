@@ -1,0 +1,23 @@
+"""The versions of vLLM that the adapters are made for and tested with."""
+
+from __future__ import annotations
+
+__all__ = ["TESTED", "check"]
+
+TESTED = ("0.32",)
+"""What an adapter stands on is called experimental by vLLM and changes with most releases: methods
+get other names, other arguments, other meanings. So a version is taken when the tests have run with
+it, and not before.
+"""
+
+
+def check() -> None:
+    """Raises `ImportError` if the vLLM that is installed is none of those."""
+    import vllm
+
+    version = str(vllm.__version__)
+    if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
+        raise ImportError(
+            f"kvstrata.vllm works with vLLM {', '.join(TESTED)}, and this is {version}: "
+            "install one of those, or a kvstrata that names this one in docs/engines/vllm.md"
+        )
