@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .. import InvalidError
@@ -40,7 +41,7 @@ def caller_config() -> VllmConfig:
     """
     from vllm.config import VllmConfig
 
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         config = frame.f_locals.get("vllm_config")
         if isinstance(config, VllmConfig):

@@ -19,7 +19,12 @@ from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadKey,
+    RequestOffloadingContext,
+)
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
@@ -37,7 +42,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import (
         OffloadingMetricMetadata,
         OffloadingSpec,
-        OffloadKey,
         ReqContext,
         ScheduleEndContext,
     )
@@ -204,7 +208,7 @@ class KvstrataTier(SecondaryTierManager):
         return JobResult(
             job_id=job.id,
             success=not finished.failed,
-            successful_keys=tuple(finished.moved) if finished.failed else None,
+            successful_keys=[OffloadKey(key) for key in finished.moved],
             transfer_time=finished.seconds,
             transfer_bytes=len(finished.moved) * self.block_size_bytes,
         )
@@ -220,5 +224,5 @@ class KvstrataTier(SecondaryTierManager):
 
     def _parent_of(self, req_context: ReqContext, key: bytes) -> bytes | None:
         group, _ = split_key(key)
-        position = (req_context.get_offload_key_position(key) or 0) - self._tokens[group]
-        return self._lookups.hash_at(req_context.req_id, group, position)
+        end = req_context.get_offload_key_position(OffloadKey(key)) or 0
+        return self._lookups.hash_at(req_context.req_id, group, end - self._tokens[group])

@@ -165,7 +165,8 @@ class Transfers:
     def _end_if_over(self, job: Job) -> None:
         if not job.is_over or self._jobs.pop(job.id, None) is None:
             return
-        moved, failed = job.keys, ()
+        moved: Sequence[bytes] = job.keys
+        failed: Sequence[bytes] = ()
         if len(job.keys) > sum(piece.moved for piece in job.pieces):
             moved, failed = _prefixes(job)
         name = "loaded" if job.is_load else "stored"

@@ -83,7 +83,7 @@ class FakeEngine:
         self.primary = np.zeros((rows, ROW_BYTES), np.int8)
         self.tier = KvstrataTier(
             offloading_spec=OffloadingSpec(config or OffloadingConfig()),
-            primary_kv_view=memoryview(self.primary),
+            primary_kv_view=self.primary.data,
             tier_type="KvstrataTier",
             **{"endpoint": endpoint, "timeout": 0.5, "load_timeout": 2.0, **settings},
         )

@@ -41,7 +41,7 @@ def model(**fields: Any) -> VllmConfig:
     return VllmConfig(model_config=ModelConfig(**fields))
 
 
-CONFIGS = {
+CONFIGS: dict[str, dict[str, Any]] = {
     "model": {"model": OffloadingModelConfig(name="example/other")},
     "dtype": {"model": OffloadingModelConfig(dtype="fp8_e4m3")},
     "block size": {"groups": (OffloadingGroupConfig(tokens_per_block=32),)},
