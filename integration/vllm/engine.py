@@ -105,11 +105,24 @@ class Engine:
         )
         return float(answer["seconds"])
 
-    def generate(self, *prompts: list[int], tokens: int = 8) -> Generated:
+    def close(self) -> None:
+        """Ends the engine, and not the process."""
+        self.do("close")
+
+    def generate(self, *prompts: list[int], tokens: int = 8, salt: str | None = None) -> Generated:
         """Greedy tokens for each of the prompts, which are given together."""
-        answer = self.do("generate", prompts=prompts, tokens=tokens)
+        self.ask("generate", prompts=prompts, tokens=tokens, salt=salt)
+        return self.generated()
+
+    def generated(self) -> Generated:
+        """The answer to a `generate` that was asked for."""
+        answer = self.answer()
         answers = [Answer(**each) for each in answer["results"]]
         return Generated(answers, answer["seconds"], answer["counted"])
+
+    def abort(self, prompt: list[int], *, steps: int) -> None:
+        """Gives a prompt and aborts it after so many steps."""
+        self.do("abort", prompt=prompt, steps=steps)
 
     def settle(self) -> None:
         """Waits until no block is on its way."""
@@ -120,7 +133,7 @@ class Engine:
         assert self.do("empty")["done"]
 
     def tier(self) -> dict[str, Any]:
-        """`counts`, `slowest` and `ready` of the tier."""
+        """`counts`, `slowest`, `ready` and `requests` of the tier."""
         return self.do("tier")
 
     def do(self, name: str, **arguments: Any) -> dict[str, Any]:

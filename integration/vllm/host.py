@@ -46,12 +46,17 @@ class Host:
             gc.collect()
         return {}
 
-    def generate(self, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+    def generate(
+        self, prompts: list[list[int]], tokens: int, salt: str | None = None
+    ) -> dict[str, Any]:
         """Greedy tokens, their log-probabilities, and what the engine found in caches."""
         before = self._counted()
         begun = time.perf_counter()
         outputs = self._llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
+            [
+                {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
+                for prompt in prompts
+            ],
             vllm.SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=1, ignore_eos=True),
             use_tqdm=False,
         )
@@ -72,6 +77,18 @@ class Host:
             )
         counted = {name: after[name] - before.get(name, 0) for name in after}
         return {"results": results, "seconds": seconds, "counted": counted}
+
+    def abort(self, prompt: list[int], steps: int) -> dict[str, Any]:
+        """Gives up a request after so many steps."""
+        engine = self._llm.llm_engine
+        parameters = vllm.SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+        request = f"aborted-{time.monotonic_ns()}"
+        engine.add_request(request, {"prompt_token_ids": prompt}, parameters)
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request([request])
+        engine.step()
+        return {}
 
     def settle(self) -> dict[str, Any]:
         """Has the engine step until no block is on its way any more."""
@@ -94,6 +111,7 @@ class Host:
         return {
             "counts": counters.snapshot(),
             "slowest": slowest,
+            "requests": len(tier._lookups._requests),
             "ready": all(space.ready for space in tier._spaces.values()),
         }
 

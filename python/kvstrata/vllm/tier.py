@@ -17,7 +17,7 @@ import select
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -208,7 +208,7 @@ class KvstrataTier(SecondaryTierManager):
         return JobResult(
             job_id=job.id,
             success=not finished.failed,
-            successful_keys=[OffloadKey(key) for key in finished.moved],
+            successful_keys=cast("list[OffloadKey]", finished.moved) if finished.failed else None,
             transfer_time=finished.seconds,
             transfer_bytes=len(finished.moved) * self.block_size_bytes,
         )
