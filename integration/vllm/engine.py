@@ -23,10 +23,13 @@ PRIMARY_BYTES = 256 << 20
 class Answer(NamedTuple):
     """What came of a prompt."""
 
+    prompt_tokens: int
+    text: str
     tokens: list[int]
     logprobs: list[float]
     reason: str
     first_token: float
+    """Seconds until the first token was there."""
 
 
 class Generated(NamedTuple):
@@ -109,7 +112,9 @@ class Engine:
         """Ends the engine, and not the process."""
         self.do("close")
 
-    def generate(self, *prompts: list[int], tokens: int = 8, salt: str | None = None) -> Generated:
+    def generate(
+        self, *prompts: list[int] | str, tokens: int = 8, salt: str | None = None
+    ) -> Generated:
         """Greedy tokens for each of the prompts, which are given together."""
         self.ask("generate", prompts=prompts, tokens=tokens, salt=salt)
         return self.generated()

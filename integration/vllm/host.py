@@ -47,14 +47,15 @@ class Host:
         return {}
 
     def generate(
-        self, prompts: list[list[int]], tokens: int, salt: str | None = None
+        self, prompts: list[list[int] | str], tokens: int, salt: str | None = None
     ) -> dict[str, Any]:
         """Greedy tokens, their log-probabilities, and what the engine found in caches."""
         before = self._counted()
         begun = time.perf_counter()
         outputs = self._llm.generate(
             [
-                {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
+                ({"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt})
+                | ({"cache_salt": salt} if salt else {})
                 for prompt in prompts
             ],
             vllm.SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=1, ignore_eos=True),
@@ -69,6 +70,8 @@ class Host:
             chances = [step[token].logprob for token, step in steps]
             results.append(
                 {
+                    "prompt_tokens": len(output.prompt_token_ids),
+                    "text": best.text,
                     "tokens": list(best.token_ids),
                     "logprobs": chances,
                     "reason": best.finish_reason,

@@ -239,10 +239,9 @@ class Lookups:
                 if waited < settings.load_timeout and self._prefetch(ask, run):
                     waiting.append(run)
             else:
-                hits = ask.settle(run.start, run.end, HIT)
-                came = ask.prefetched[run.start : run.end].count(1)
-                self._link.counters.add("prefetched_blocks", min(came, hits))
-                self._link.counters.add(f"hit_{run.tier}_blocks", hits)
+                self._count(f"hit_{run.tier}_blocks", ask.settle(run.start, run.end, HIT))
+                self._count("prefetched_blocks", ask.prefetched[run.start : run.end].count(1))
+                ask.prefetched[run.start : run.end] = bytes(run.end - run.start)
         return waiting
 
     def _prefetch(self, ask: Ask, run: Run) -> bool:
@@ -255,9 +254,11 @@ class Lookups:
         return True
 
     def _miss(self, ask: Ask, start: int, end: int) -> None:
-        missed = ask.settle(start, end, MISS)
-        if missed:
-            self._link.counters.add("miss_blocks", missed)
+        self._count("miss_blocks", ask.settle(start, end, MISS))
+
+    def _count(self, name: str, blocks: int) -> None:
+        if blocks:
+            self._link.counters.add(name, blocks)
 
     def _has_failed(self, key: bytes) -> bool:
         until = self._failed.get(key)
