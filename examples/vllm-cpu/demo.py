@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-sys.path[:0] = [str(REPOSITORY / "integration/vllm"), str(REPOSITORY / "python/tests")]
+sys.path.insert(0, str(REPOSITORY / "integration" / "vllm"))
+sys.path.insert(0, str(REPOSITORY / "python" / "tests"))
 
 from engine import Engine, Generated
 from server import Server
