@@ -1,9 +1,9 @@
 """How much sooner the first token comes if the blocks of a prompt are in kvstrata.
 
 A real vLLM 0.32 on a CPU (scripts/vllm-env.sh), SmolLM2-135M in float32, one thread, one request
-at a time. For each length: the time to the first token of a prompt that nobody has seen, of the same
-prompt in an engine that has forgotten it while kvstrata has its blocks in dram, or on nvme, and of
-the same prompt once more, from the engine's own cache, which is the floor. Medians; a table in
+at a time. For each length: the time to the first token of a prompt that nobody has seen, of the
+same prompt in an engine that has forgotten it while kvstrata has its blocks in dram, or on nvme, and
+of the same prompt once more, from the engine's own cache, which is the floor. Medians; a table in
 Markdown.
 
 Not measured: a GPU, whose prefill is faster, and so are its copies; more than one request.
@@ -20,9 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[1]
-sys.path.insert(0, str(REPOSITORY / "integration" / "vllm"))
-sys.path.insert(0, str(REPOSITORY / "python" / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "vllm"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "python" / "tests"))
 
 from engine import Engine
 from server import Server

@@ -11,12 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
-sys.path.insert(0, str(REPOSITORY / "integration" / "vllm"))
-sys.path.insert(0, str(REPOSITORY / "python" / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "integration" / "vllm"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "tests"))
 
 from engine import Engine, Generated
-from server import Server
+from server import REPOSITORY, Server
 
 QUESTION = "\n\nIn one sentence, what is kvstrata?"
 
