@@ -2,9 +2,9 @@
 
 A real vLLM 0.32 on a CPU (scripts/vllm-env.sh), SmolLM2-135M in float32, one thread, one request
 at a time. For each length: the time to the first token of a prompt that nobody has seen, of the
-same prompt in an engine that has forgotten it while kvstrata has its blocks in dram, or on nvme, and
-of the same prompt once more, from the engine's own cache, which is the floor. Medians; a table in
-Markdown.
+same prompt in an engine that has forgotten it while kvstrata has its blocks in dram, or on nvme,
+and of the same prompt once more, from the engine's own cache, which is the floor. Medians; a table
+in Markdown.
 
 Not measured: a GPU, whose prefill is faster, and so are its copies; more than one request.
 

@@ -138,7 +138,7 @@ class Engine:
         assert self.do("empty")["done"]
 
     def tier(self) -> dict[str, Any]:
-        """`counts`, `slowest`, `ready` and `requests` of the tier."""
+        """`counts`, `slowest`, `ready`, `requests` and `groups` of the tier."""
         return self.do("tier")
 
     def do(self, name: str, **arguments: Any) -> dict[str, Any]:

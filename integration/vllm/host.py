@@ -115,6 +115,7 @@ class Host:
             "counts": counters.snapshot(),
             "slowest": slowest,
             "requests": len(tier._lookups._requests),
+            "groups": len(tier._spaces),
             "ready": all(space.ready for space in tier._spaces.values()),
         }
 

@@ -99,3 +99,19 @@ def found_in(engine: Engine, expected: Generated, counter: str) -> None:
     assert generated.external_hits >= ENOUGH
     assert grown(engine, before, counter) >= BLOCKS, engine.tier()
     engine.settle()
+
+
+def test_a_model_with_sliding_windows(engine: Engine, start: Start) -> None:
+    """Its full and its windowed layers are in cache groups of their own."""
+    windows = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 128}
+    engine.open("tiny", hf_overrides=windows)
+    expected = engine.generate(PROMPT)
+    engine.open("tiny", hf_overrides=windows, tier={"endpoint": start().grpc})
+    come_back(engine)
+    assert engine.tier()["groups"] == 2
+    same(engine.generate(PROMPT), expected)
+    engine.settle()
+    engine.empty()
+    generated = engine.generate(PROMPT)
+    same(generated, expected)
+    assert generated.external_hits >= ENOUGH
