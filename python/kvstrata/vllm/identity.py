@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .. import InvalidError
 from ..engines import Identity
 from ..engines.identity import digest
-from .versions import TESTED
+from .versions import check
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -89,7 +89,7 @@ def _layout(config: OffloadingConfig) -> str:
     """All that says which byte of a row is what."""
     parallel = config.parallel
     fields: dict[str, object] = {
-        "vllm": TESTED,
+        "vllm": check(),
         "layout": config.kv_cache_layout,
         "canonical": config.canonical_layout,
         "replicated": config.replicated_layout,

@@ -106,6 +106,7 @@ class Lookups:
         self._spaces = spaces
         self._clock = clock
         self._requests: dict[str, _Request] = {}
+        self._gathered: list[tuple[_Request, Ask]] = []
         self._waiting: set[Ask] = set()
         self._failed: dict[bytes, float] = {}
 
@@ -128,18 +129,20 @@ class Lookups:
         gathering = request.gathering.get(group)
         if gathering is None:
             gathering = request.gathering[group] = Ask(space)
+            self._gathered.append((request, gathering))
         if key not in gathering.index:
             gathering.add(key, hash_, position)
         return UNKNOWN
 
     def flush(self) -> None:
         """The step ends: looks up what it gathered, and what was on its way before."""
-        for request in self._requests.values():
-            for ask in request.gathering.values():
+        for request, ask in self._gathered:
+            if not ask.is_forgotten:
                 ask.seal()
                 request.asks.append(ask)
+                request.gathering.clear()
                 self._begin(ask)
-            request.gathering.clear()
+        self._gathered.clear()
         if self._waiting:
             now = self._clock()
             for ask in [ask for ask in self._waiting if ask.again <= now]:
@@ -171,12 +174,21 @@ class Lookups:
             ask.again, ask.wait = now + ask.wait, min(ask.wait * 2, _LONGEST_WAIT)
             self._waiting.add(ask)
 
-    def lost(self, keys: Iterable[bytes]) -> None:
-        """Blocks could not be loaded: they are misses for a while, for every request."""
+    def lost(self, request_id: str, keys: Iterable[bytes], *, is_away: bool) -> None:
+        """Blocks could not be loaded: to this request they are misses.
+
+        To every request for a while, unless it was only that the server `is_away`.
+        """
         until = self._clock() + FAILED_FOR
+        request = self._requests.get(request_id)
         for key in keys:
-            self._failed.pop(key, None)
-            self._failed[key] = until
+            for ask in request.asks if request is not None else ():
+                at = ask.index.get(key)
+                if at is not None:
+                    ask.verdicts[at] = MISS
+            if not is_away:
+                self._failed.pop(key, None)
+                self._failed[key] = until
         while len(self._failed) > _FAILED_MAX:
             del self._failed[next(iter(self._failed))]
 
@@ -209,7 +221,9 @@ class Lookups:
     def forget(self, request_id: str) -> None:
         """A request has finished or was aborted: gives up its leases."""
         request = self._requests.pop(request_id, None)
-        for ask in request.asks if request is not None else ():
+        if request is None:
+            return
+        for ask in (*request.asks, *request.gathering.values()):
             ask.is_forgotten = True
             self._waiting.discard(ask)
             self._link.release(ask.lease)

@@ -56,6 +56,8 @@ _ALSO = ("weights", "lora")
 """What the tier can be told beside `Settings`: see docs/engines/vllm.md."""
 _POLL = 0.05
 """Seconds between looks while draining, should a wake-up be missed."""
+_SHUTDOWN = 5.0
+"""Seconds that the end of an engine waits for stores."""
 
 
 class KvstrataTier(SecondaryTierManager):
@@ -167,7 +169,7 @@ class KvstrataTier(SecondaryTierManager):
 
     def shutdown(self) -> None:
         """Waits for stores that are under way, then lets go of vLLM's memory."""
-        self._drain(self._link.settings.store_timeout)
+        self._drain(_SHUTDOWN)
         self._link.close()
         self._drain(1.0)
         for view in (*self._rows, self._bytes):
@@ -200,7 +202,7 @@ class KvstrataTier(SecondaryTierManager):
     def _result(self, finished: Finished) -> JobResult:
         job = finished.job
         if job.is_load:
-            self._lookups.lost(finished.failed)
+            self._lookups.lost(job.request_id, finished.failed, is_away=job.is_away)
             self._loads[job.request_id] -= 1
             if not self._loads[job.request_id]:
                 del self._loads[job.request_id]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import Lease
+from .. import CancelledError, ClosedError, Lease, UnavailableError, UnknownNamespaceError
 from ..engines import Done, Link, Space
 from .lookups import split_key
 
@@ -23,6 +23,8 @@ _PIECES = 4
 """Pieces of one job that are under way."""
 _BEGUN_MAX = 4
 """Pieces that one call begins."""
+AWAY = (UnavailableError, UnknownNamespaceError, CancelledError, ClosedError)
+"""Errors that say nothing about the blocks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -47,6 +49,8 @@ class Job:
     pieces: list[_Piece] = field(default_factory=list)
     last: dict[int, bytes] = field(default_factory=dict)
     """The hash that the next piece of a group follows."""
+    is_away: bool = True
+    """Whether nothing but a server that was away made pieces fall short."""
 
     @property
     def is_over(self) -> bool:
@@ -107,6 +111,7 @@ class Transfers:
             piece.moved = len(piece.keys)
             self._count(done.result.outcomes)
         if piece.moved < len(piece.keys):
+            job.is_away &= isinstance(done.error, AWAY)
             self._give_up(job)
         self._end_if_over(job)
 

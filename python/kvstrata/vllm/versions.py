@@ -11,13 +11,15 @@ it, and not before.
 """
 
 
-def check() -> None:
-    """Raises `ImportError` if the vLLM that is installed is none of those."""
+def check() -> str:
+    """Which of those is installed. Raises `ImportError` if none is."""
     import vllm
 
     version = str(vllm.__version__)
-    if not version.startswith(tuple(f"{tested}." for tested in TESTED)):
+    release = ".".join(version.split(".")[:2])
+    if release not in TESTED:
         raise ImportError(
             f"kvstrata.vllm works with vLLM {', '.join(TESTED)}, and this is {version}: "
             "install one of those, or a kvstrata that names this one in docs/engines/vllm.md"
         )
+    return release

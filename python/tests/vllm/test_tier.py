@@ -218,6 +218,7 @@ def test_a_server_that_is_killed_during_a_load_costs_the_blocks_that_are_left(
     server.kill()
     assert engine.find(request) <= 250
     engine.settle()
+    assert not engine.tier._lookups._failed, "the blocks are not at fault"
     server.start()
     engine.forget()
     engine.ready().store("b", 20)
