@@ -85,7 +85,7 @@ class FakeEngine:
             offloading_spec=OffloadingSpec(config or OffloadingConfig()),
             primary_kv_view=self.primary.data,
             tier_type="KvstrataTier",
-            **{"endpoint": endpoint, "timeout": 0.5, "load_timeout": 2.0, **settings},
+            **{"endpoint": endpoint, "timeout": 10.0, **settings},
         )
         self.free = list(range(rows))
         self.rows: dict[OffloadKey, int] = {}

@@ -183,11 +183,12 @@ def test_drain_waits_for_what_is_under_way(server: Server, make: Make) -> None:
 def test_without_a_server_all_are_misses_and_nothing_waits(
     server: Server, make: Make, fault: str
 ) -> None:
+    deadlines = {"timeout": 0.5, "load_timeout": 2.0, "store_timeout": 2.0}
     if fault == "absent":
         server.kill()
-        engine = make(server.grpc)
+        engine = make(server.grpc, **deadlines)
     else:
-        engine = make(server.grpc, store_timeout=2.0).ready()
+        engine = make(server.grpc, **deadlines).ready()
         engine.store("a", 20)
         server.kill() if fault == "killed" else server.pause()
     began = time.monotonic()
@@ -196,7 +197,7 @@ def test_without_a_server_all_are_misses_and_nothing_waits(
     job = engine.offload(Request("b", 20))
     engine.settle()
     assert not engine.results[job].success
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - began < 10.0
     engine.forget()
     _calls_are_short(engine)
     if fault == "stopped":
