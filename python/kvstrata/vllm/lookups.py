@@ -108,7 +108,13 @@ class Lookups:
         self._requests: dict[str, _Request] = {}
         self._gathered: list[tuple[_Request, Ask]] = []
         self._waiting: set[Ask] = set()
+        self._under_way = 0
         self._failed: dict[bytes, float] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is still to come; with it comes a lease that must not be forgotten."""
+        return self._under_way > 0
 
     def verdict(self, request_id: str, key: bytes, position: int) -> int:
         """Whether the server has the block, if that is known by now."""
@@ -153,6 +159,7 @@ class Lookups:
         """A lookup has ended: takes its answer."""
         ask: Ask = done.tag
         found: Lookup | None = done.result
+        self._under_way -= 1
         if ask.is_forgotten:
             self._link.release(found.lease if found is not None else None)
             return
@@ -237,7 +244,9 @@ class Lookups:
             sparse=ask.is_sparse,
             tag=ask,
         )
-        if not begun:
+        if begun:
+            self._under_way += 1
+        else:
             self._miss(ask, 0, len(ask.positions))
 
     def _take(self, ask: Ask, runs: list[Run], now: float) -> list[Run]:

@@ -155,8 +155,8 @@ class KvstrataTier(SecondaryTierManager):
             return results
 
     def has_pending_work(self) -> bool:
-        """While a job is under way vLLM keeps stepping, so that its end is seen."""
-        return self._transfers.is_busy or bool(self._results)
+        """While something is under way vLLM keeps stepping, so that its end is seen."""
+        return self._transfers.is_busy or self._lookups.is_busy or bool(self._results)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Finished or aborted: gives up its leases. Its jobs go on and are reported."""

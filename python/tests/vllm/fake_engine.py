@@ -12,7 +12,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ class FakeEngine:
 
     def ready(self) -> FakeEngine:
         """Waits until the server was reached."""
-        self._until(lambda: all(space.ready for space in self.tier._spaces.values()))
+        self.until(lambda: all(space.ready for space in self.tier._spaces.values()))
         return self
 
     def lookup(self, key: OffloadKey, context: ReqContext) -> LookupResult:
@@ -150,7 +150,7 @@ class FakeEngine:
             found[:] = self.step((request, keys))
             return found[0] is not None
 
-        self._until(known)
+        self.until(known)
         hits = found[0]
         assert hits is not None
         for key in keys[:hits]:
@@ -179,14 +179,13 @@ class FakeEngine:
         self.primary.fill(0)
 
     def settle(self) -> None:
-        """Waits until no job is under way."""
+        """Waits until nothing is under way."""
 
         def over() -> bool:
             self.step()
-            return not self.jobs
+            return not self.jobs and not self.tier.has_pending_work()
 
-        self._until(over)
-        assert not self.tier.has_pending_work()
+        self.until(over)
 
     def store(self, prompt: str, blocks: int, **of: Any) -> None:
         """Waits until a prompt's blocks are stored, and forgets them."""
@@ -232,7 +231,8 @@ class FakeEngine:
                 if key not in good:
                     self.free.append(self.rows.pop(key))
 
-    def _until(self, holds: Any) -> None:
+    def until(self, holds: Callable[[], bool]) -> None:
+        """Waits until something holds."""
         end = time.monotonic() + DEADLINE
         while not holds():
             assert time.monotonic() < end, "it does not come to hold"

@@ -11,6 +11,7 @@ from conftest import Server, Start
 from fake_engine import FakeEngine, Request
 from vllm.v1.kv_offload.base import LookupResult
 
+import kvstrata
 from kvstrata.engines.counters import CALL_BUDGET
 from kvstrata.vllm.lookups import FAILED_FOR
 
@@ -69,14 +70,15 @@ def test_a_window_is_found_behind_a_gap(server: Server, make: Make) -> None:
     engine.forget()
     # Asked from the end, as vLLM does for sliding windows.
     window = Request("a", 10)
-    results = []
-    for _ in range(200):
+    results: list[LookupResult] = []
+
+    def known() -> bool:
         engine.step()
-        results = [engine.lookup(key, window.context) for key in reversed(window.keys[0])]
+        results[:] = [engine.lookup(key, window.context) for key in reversed(window.keys[0])]
         engine.step()
-        if LookupResult.RETRY not in results and LookupResult.HIT_PENDING not in results:
-            break
-        time.sleep(0.005)
+        return not {LookupResult.RETRY, LookupResult.HIT_PENDING} & set(results)
+
+    engine.until(known)
     assert results == [LookupResult.HIT] * 4 + [LookupResult.MISS] * 6
 
 
@@ -136,20 +138,15 @@ def test_an_aborted_request_leaves_nothing(server: Server, make: Make, steps: in
     engine.settle()
     assert not engine.tier._lookups._requests
     assert not engine.tier._loads
-    _until_no_lease(server)
+    until_no_lease(engine, server)
     engine.forget()
     assert engine.hits("a", 80) == 80
 
 
-def _until_no_lease(server: Server) -> None:
-    import kvstrata
-
+def until_no_lease(engine: FakeEngine, server: Server) -> None:
+    """Waits until the server has none."""
     with kvstrata.Client(server.grpc) as client:
-        for _ in range(1000):
-            if client.stats()["leases"] == 0:
-                return
-            time.sleep(0.002)
-    raise AssertionError("leases stay")
+        engine.until(lambda: client.stats()["leases"] == 0)
 
 
 def test_leases_end_with_the_load(server: Server, make: Make) -> None:
@@ -158,7 +155,7 @@ def test_leases_end_with_the_load(server: Server, make: Make) -> None:
     request = Request("a", 20)
     assert engine.find(request) == 20
     engine.settle()
-    _until_no_lease(server)
+    until_no_lease(engine, server)
 
 
 def test_an_idle_engine_is_kept_stepping_while_a_job_is_under_way(
