@@ -18,6 +18,7 @@ mod crash;
 mod doctor;
 mod drain;
 mod fake;
+mod handoff;
 mod harness;
 mod identity;
 mod memory;

@@ -16,7 +16,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .. import (
     CancelledError,
@@ -54,6 +54,8 @@ _REFUSED = (InvalidError, LayoutMismatchError, UnsupportedError)
 """A namespace that was answered so is not tried again."""
 
 _T = TypeVar("_T")
+Hashes: TypeAlias = Sequence[bytes] | bytearray
+"""One by one, or packed, which takes a tenth of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,16 @@ class Space:
 
     def lookup(
         self,
-        hashes: Sequence[bytes],
+        hashes: Hashes,
         *,
         tag: object,
         lease: float | None = None,
         sparse: bool = False,
     ) -> bool:
-        """Begins a lookup; with `lease`, what it finds in dram is kept for so many seconds."""
+        """Begins a lookup; with `lease`, what it finds in dram is kept for so many seconds.
+
+        With `sparse`, it also says what there is behind the first gap.
+        """
         timeout = self._link.settings.timeout
         return self._begin(
             "lookup",
@@ -116,7 +121,7 @@ class Space:
 
     def load(
         self,
-        hashes: Sequence[bytes],
+        hashes: Hashes,
         buffers: Iterable[Any],
         *,
         tag: object,
@@ -146,7 +151,7 @@ class Space:
 
     def store(
         self,
-        hashes: Sequence[bytes],
+        hashes: Hashes,
         values: Iterable[Any],
         *,
         tag: object,
@@ -169,7 +174,7 @@ class Space:
             ),
         )
 
-    def prefetch(self, hashes: Sequence[bytes], *, tag: object) -> bool:
+    def prefetch(self, hashes: Hashes, *, tag: object) -> bool:
         """Begins to have blocks moved towards dram."""
         timeout = self._link.settings.timeout
         return self._begin(
@@ -180,7 +185,7 @@ class Space:
             ),
         )
 
-    def touch(self, hashes: Sequence[bytes], *, tag: object) -> bool:
+    def touch(self, hashes: Hashes, *, tag: object) -> bool:
         """Begins to mark blocks as used now."""
         timeout = self._link.settings.timeout
         return self._begin(
@@ -201,7 +206,7 @@ class Space:
         return self.ready
 
     def lookup_now(
-        self, hashes: Sequence[bytes], *, lease: float | None = None, sparse: bool = False
+        self, hashes: Hashes, *, lease: float | None = None, sparse: bool = False
     ) -> Lookup | None:
         """Looks blocks up, within `Settings.timeout`."""
         timeout = self._link.settings.timeout
@@ -210,19 +215,19 @@ class Space:
             lambda space: space.lookup(hashes, lease=lease, sparse=sparse, timeout=timeout),
         )
 
-    def prefetch_now(self, hashes: Sequence[bytes]) -> tuple[int, int] | None:
+    def prefetch_now(self, hashes: Hashes) -> tuple[int, int] | None:
         """Asks for blocks to be moved towards dram, within `Settings.timeout`."""
         timeout = self._link.settings.timeout
         return self._await("prefetch", lambda space: space.prefetch(hashes, timeout=timeout))
 
-    def remove_now(self, hashes: Sequence[bytes]) -> int | None:
+    def remove_now(self, hashes: Hashes) -> int | None:
         """Removes blocks from every tier, within `Settings.timeout`; says how many there were."""
         timeout = self._link.settings.timeout
         return self._await("remove", lambda space: space.remove(hashes, timeout=timeout))
 
     def load_now(
         self,
-        hashes: Sequence[bytes],
+        hashes: Hashes,
         buffers: Iterable[Any],
         *,
         parts: Sequence[int] | None = None,
@@ -245,7 +250,7 @@ class Space:
 
     def store_now(
         self,
-        hashes: Sequence[bytes],
+        hashes: Hashes,
         values: Iterable[Any],
         *,
         parts: Sequence[int] | None = None,
