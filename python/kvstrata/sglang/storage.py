@@ -30,6 +30,7 @@ log = logging.getLogger("kvstrata")
 
 _SETTINGS = ("dtype", "unsalted", "weights")
 _THEIRS = (
+    "allocator",
     "backend_name",
     "class_name",
     "hicache_storage_pass_prefix_keys",
