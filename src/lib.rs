@@ -27,6 +27,7 @@ mod object;
 pub mod readiness;
 mod reload;
 pub mod replay;
+mod resp;
 pub mod server;
 pub mod session;
 mod shm;

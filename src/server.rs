@@ -30,7 +30,7 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    addresses::{Addresses, listen, listen_bulk, members, node_name},
+    addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
@@ -47,6 +47,7 @@ use crate::{
     nvme::{self, NvmeError, NvmeTier},
     object::{self, Below, ObjectTier},
     readiness::{Latch, Readiness},
+    resp,
     shm::Arena,
     tasks::Tasks,
     trust::Trust,
@@ -110,6 +111,7 @@ pub struct Server {
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
     bulk: Vec<bulk::Listener>,
+    resp: Option<resp::Listener>,
     /// What the Unix socket of the bulk port shows.
     arena: Option<Arena>,
     /// Bytes that large requests of the bulk port may take together.
@@ -158,6 +160,7 @@ impl Server {
         let gauges = StoreGauges::register(ours);
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
+        let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let tier_metrics = TierMetrics::register(&mut registry);
         let namespaces = Arc::new(namespaces);
         let name = node_name(config);
@@ -192,11 +195,12 @@ impl Server {
             metrics: server_metrics.clone(),
         };
         Ok(Self {
-            addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at },
+            addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
             drain_grace: config.server.drain_grace.0,
             grpc: Some(grpc),
             http: Some(http),
             bulk,
+            resp,
             arena: arena(config, &node)?,
             staging: budget.staging,
             node: Arc::new(node),
@@ -258,9 +262,13 @@ impl Server {
     ) -> Result<(), ServeError> {
         self.spawn_grpc()?;
         self.spawn_bulk();
+        if let Some(listener) = self.resp.take() {
+            let (node, gate) = (Arc::clone(&self.node), self.trust.gate.clone());
+            resp::start(listener, node, self.calls.clone(), gate);
+        }
         self.starting = None;
-        let Addresses { grpc, http, bulk } = self.addresses;
-        info!(%grpc, %http, ?bulk, node = self.node.name, "listening");
+        let Addresses { grpc, http, bulk, resp } = self.addresses;
+        info!(%grpc, %http, ?bulk, ?resp, node = self.node.name, "listening");
         ready(self.addresses);
         let failed = self.node.tasks.failed_token();
         tokio::select! {

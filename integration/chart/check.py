@@ -67,6 +67,13 @@ GOOD_VALUES: dict[str, Values] = {
         "auth": {"existingSecret": "mine", "key": "file"},
         "tls": {"secret": "from-cert-manager"},
     },
+    "RESP": {
+        "tls": {"secret": "certs"},
+        "config": {"server": {"resp_listen": "0.0.0.0:9403"}},
+    },
+    "RESP in the clear": {
+        "config": {"server": {"resp_listen": "0.0.0.0:6379", "resp_plain": True}},
+    },
     "certificates of clients": {"tls": {"secret": "certs", "clientCertificates": True}},
     "no tokens": {"auth": {"enabled": False}},
     "the node's disk": {"nvme": {"volume": "emptyDir", "size": "7Gi"}},
@@ -125,6 +132,15 @@ BAD_VALUES: dict[str, tuple[Values, str]] = {
         {"tls": {"clientCertificates": True}},
         "tls.secret",
     ),
+    "RESP in the clear without saying so": (
+        {"config": {"server": {"resp_listen": "0.0.0.0:9403"}}},
+        "resp_plain",
+    ),
+    "RESP on the port of bulk": (
+        {"tls": {"secret": "x"}, "config": {"server": {"resp_listen": "0.0.0.0:9402"}}},
+        "9402",
+    ),
+    "RESP nowhere": ({"config": {"server": {"resp_plain": True}}}, "resp_listen"),
     "engine": ({"config": {"nvme": {"engine": "steam"}}}, "engine"),
     "bucket of no provider": ({"config": {"object": {"url": "ftp://host/x"}}}, "url"),
     "selector label": ({"podLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name"),

@@ -92,6 +92,12 @@ pub struct Server {
     /// may connect then sees every block, so they must all trust one another. Not offered while there
     /// are tokens of several tenants.
     pub shared_memory: bool,
+    /// Address of the RESP listener, for engines that know no other protocol. Default `none`: it is for
+    /// them alone. On loopback or with TLS, unless [`resp_plain`](Self::resp_plain).
+    pub resp_listen: Maybe<Address>,
+    /// Whether the RESP listener may face other hosts without TLS. Default `false`: tokens and values
+    /// would cross the network for everybody to read.
+    pub resp_plain: bool,
     /// Longest time between SIGTERM and the end for requests and sessions to finish. Default `20s`:
     /// below the 30 s that Kubernetes waits. `0s` ends them at once.
     pub drain_grace: Period,
@@ -105,6 +111,8 @@ impl Default for Server {
             bulk_listen: Auto::Auto,
             bulk_unix: Maybe::None,
             shared_memory: false,
+            resp_listen: Maybe::None,
+            resp_plain: false,
             drain_grace: Period(Duration::from_secs(20)),
         }
     }
@@ -114,8 +122,15 @@ impl Server {
     /// Whether other hosts can reach a listener.
     #[must_use]
     pub fn listens_beyond_loopback(&self) -> bool {
-        let listens = [Some(self.grpc_listen), Some(self.http_listen), self.bulk_address()];
-        listens.into_iter().flatten().any(|address| !address.ip().is_loopback())
+        let ours = [Some(self.grpc_listen), Some(self.http_listen)];
+        let listens = [self.bulk_address(), self.resp_address()];
+        ours.into_iter().chain(listens).flatten().any(|address| !address.ip().is_loopback())
+    }
+
+    /// Where the RESP listener is; none if there is none.
+    #[must_use]
+    pub fn resp_address(&self) -> Option<SocketAddr> {
+        self.resp_listen.given().map(|address| address.0)
     }
 
     /// Where the bulk port listens on TCP; none if it does not.

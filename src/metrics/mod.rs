@@ -4,20 +4,22 @@
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
 mod labels;
+mod resp;
 mod store;
 mod trust;
 
 use std::time::Duration;
 
 pub use labels::{
-    Answer, Door, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded, TierLabel,
-    Unproven,
+    Answer, Door, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded, RespCommand,
+    RespDrop, TierLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
+pub use resp::RespMetrics;
 pub use store::StoreGauges;
 pub use trust::TrustMetrics;
 
@@ -111,6 +113,8 @@ pub struct ServerMetrics {
     pub request_panics: Counter,
     /// Who was not let in.
     pub trust: TrustMetrics,
+    /// The RESP listener.
+    pub resp: RespMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -149,6 +153,7 @@ impl ServerMetrics {
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
+            resp: RespMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

@@ -1,0 +1,72 @@
+//! Accepts RESP connections, at most so many at a time.
+
+use std::{io, sync::Arc};
+
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+};
+
+use super::{Resp, connection, space::Spaces};
+use crate::{
+    api::{
+        Calls,
+        incoming::{Place, Places, accept, serve},
+    },
+    auth::Gate,
+    limits::{RESP_CONNECTIONS_MAX, RESP_KEEPALIVE, RESP_KEEPALIVE_PROBES},
+    node::Node,
+    tls::Entry,
+};
+
+/// Where RESP connections come from.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) tcp: TcpListener,
+    pub(crate) entry: Entry,
+}
+
+/// Serves what comes from `listener` until the tasks of the node should end.
+pub(crate) fn start(listener: Listener, node: Arc<Node>, calls: Calls, gate: Gate) {
+    let prompt = gate.asks() || listener.entry.is_encrypted();
+    let places = Places::new(RESP_CONNECTIONS_MAX, node.metrics.resp.connections.clone());
+    let (tasks, stop) = (node.tasks.clone(), node.tasks.stop_token());
+    let (spaces, connections) = (Spaces::default(), 0.into());
+    let resp = Arc::new(Resp { node, calls, gate, spaces, connections, prompt });
+    tasks.spawn_critical("resp", async move {
+        while stop.run_until_cancelled(accept_one(&listener, &resp, &places)).await.is_some() {}
+    });
+}
+
+async fn accept_one(listener: &Listener, resp: &Arc<Resp>, places: &Places) {
+    let next = || async {
+        let (io, _peer) = accept(&listener.tcp).await?;
+        keep_alive(&io)?;
+        Ok(io)
+    };
+    let (io, place) = places.next(next).await;
+    match listener.entry.begin(io).into_plain() {
+        Ok(io) => spawn(resp, io.into_split(), place),
+        Err(io) => spawn(resp, tokio::io::split(io), place),
+    }
+}
+
+fn spawn<R, W>(resp: &Arc<Resp>, (from, to): (R, W), place: Place)
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    let serving = connection::run(Arc::clone(resp), from, to);
+    serve(&resp.node, "resp connection", place, serving);
+}
+
+/// Has the kernel ask a peer that is silent whether it lives.
+fn keep_alive(io: &TcpStream) -> io::Result<()> {
+    set_socket_keepalive(io, true)?;
+    set_tcp_keepidle(io, RESP_KEEPALIVE)?;
+    set_tcp_keepintvl(io, RESP_KEEPALIVE)?;
+    Ok(set_tcp_keepcnt(io, RESP_KEEPALIVE_PROBES)?)
+}
