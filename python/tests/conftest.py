@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -64,7 +65,22 @@ class Server:
         assert line, f"the server did not start: {(self.home / 'server.log').read_text()}"
         addresses = json.loads(line)
         self.grpc = addresses["grpc"]
+        self.http = addresses["http"]
         self.bulk = addresses.get("bulk") or self.bulk
+        self.resp = addresses.get("resp")
+
+    def metric(self, series: str) -> float:
+        """The value of a series in `/metrics`, given as it is printed there."""
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=30) as page:
+            lines = page.read().decode().splitlines()
+        (value,) = [line.split()[-1] for line in lines if line.startswith(f"{series} ")]
+        return float(value)
+
+    def resident_kib(self) -> int:
+        """Its resident memory that is its own, without dram."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        (line,) = [line for line in status if line.startswith("RssAnon:")]
+        return int(line.split()[1])
 
     def kill(self) -> None:
         """Ends it at once, whatever it is doing."""
