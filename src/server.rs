@@ -146,7 +146,7 @@ impl Server {
         let readiness = Readiness::new();
         let starting = readiness.latch("listeners");
         let secret = identity_file::load_or_generate(&config.identity)?;
-        let namespaces = NamespaceTable::new(secret, config.identity.shared_tenant);
+        let namespaces = Arc::new(NamespaceTable::new(secret, config.identity.shared_tenant));
         let budget =
             Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
         for line in budget.to_string().lines() {
@@ -162,7 +162,6 @@ impl Server {
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let tier_metrics = TierMetrics::register(&mut registry);
-        let namespaces = Arc::new(namespaces);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
             NvmeMetrics::register(&mut registry)

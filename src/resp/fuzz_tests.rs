@@ -15,7 +15,6 @@
 
 use std::{env, fs, path::PathBuf, time::Duration};
 
-use futures_util::FutureExt;
 use kvstrata_tiers::{error::Result, testing::Mutator};
 use tokio::time::Instant;
 
@@ -57,10 +56,9 @@ async fn read_stream(stream: &[u8]) -> Result<Vec<u8>> {
 }
 
 /// What a stream is read as; reading what was written again gives the same.
-fn read(stream: &[u8]) -> Result<()> {
-    // A slice never keeps its reader waiting.
-    let again = read_stream(stream).now_or_never().unwrap()?;
-    assert_eq!(read_stream(&again).now_or_never().unwrap().unwrap(), again);
+async fn read(stream: &[u8]) -> Result<()> {
+    let again = read_stream(stream).await?;
+    assert_eq!(read_stream(&again).await.unwrap(), again);
     Ok(())
 }
 
@@ -100,8 +98,8 @@ fn rewrite() {
     }
 }
 
-#[test]
-fn the_corpus_reads_as_its_names_say() {
+#[tokio::test]
+async fn the_corpus_reads_as_its_names_say() {
     if env::var_os("KVSTRATA_REWRITE_CORPUS").is_some() {
         rewrite();
     }
@@ -109,13 +107,13 @@ fn the_corpus_reads_as_its_names_say() {
     assert!(files.iter().filter(|(name, _)| name.starts_with("good-")).count() > 2);
     assert!(files.iter().filter(|(name, _)| name.starts_with("bad-")).count() > 2);
     for (name, stream) in files {
-        let read = read(&stream);
+        let read = read(&stream).await;
         assert_eq!(read.is_ok(), name.starts_with("good-"), "{name}: {read:?}");
     }
 }
 
-#[test]
-fn changed_commands_break_nothing() {
+#[tokio::test]
+async fn changed_commands_break_nothing() {
     let number = |name| env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let mut mutator = Mutator::new(number("KVSTRATA_FUZZ_SEED").unwrap_or(1));
     let mut pool: Vec<_> = corpus().into_iter().map(|(_, bytes)| bytes).collect();
@@ -127,7 +125,7 @@ fn changed_commands_break_nothing() {
         let other = mutator.below(pool.len());
         mutator.mutate(&mut stream, &pool[other]);
         rounds += 1;
-        if read(&stream).is_ok() {
+        if read(&stream).await.is_ok() {
             good += 1;
             if pool.len() < POOL_MAX {
                 pool.push(stream);
