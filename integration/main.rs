@@ -16,6 +16,7 @@ mod client;
 mod config;
 mod crash;
 mod drain;
+mod events;
 mod fake;
 mod harness;
 mod identity;

@@ -145,10 +145,24 @@ pub const RESP_ANSWERS_BYTES: usize = 64 * 1024;
 pub const RESP_GET_DEADLINE: Duration = Duration::from_secs(30);
 /// Namespaces that keys of foreign forms may open; then all further ones share one.
 pub const RESP_NAMESPACES_MAX: usize = 4096;
-/// Time without a word after which the kernel asks a peer whether it lives, and between two questions.
-pub const RESP_KEEPALIVE: Duration = Duration::from_secs(60);
+/// Time without a word after which the kernel asks a peer that is silent by right whether it lives, and
+/// between two questions.
+pub const KEEPALIVE_SILENCE: Duration = Duration::from_secs(60);
 /// Questions without an answer after which it is gone.
-pub const RESP_KEEPALIVE_PROBES: u32 = 3;
+pub const KEEPALIVE_PROBES: u32 = 3;
+/// Engines that events are taken from.
+pub const EVENT_SOURCES_MAX: usize = 256;
+/// Blocks that engines have told of and that may be put later, or the reverse: 1 M tokens at 16 to a
+/// block, which take up to 26 MB with their tokens.
+pub const EVENT_BLOCKS_MAX: usize = 65_536;
+/// The longest frame of an event: a batch of 1 M tokens.
+pub const EVENT_FRAME_BYTES_MAX: u64 = 16 << 20;
+/// Longest time for a connection to an engine to be ready, and for what is sent to it.
+pub const EVENT_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// Longest time for a replay.
+pub const EVENT_REPLAY_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two attempts to reach an engine, the first and the longest.
+pub const EVENT_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

@@ -11,6 +11,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     auth::Bearer,
+    events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
     metrics::ServerMetrics,
@@ -34,6 +35,8 @@ pub struct Node {
     pub stack: Stack,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
+    /// What engines have told of blocks.
+    pub(crate) told: Subscriptions,
     /// The leases.
     pub leases: Leases,
     /// The sessions.

@@ -9,6 +9,7 @@
 //! No setting can be changed while the server runs; a restart is quick and drains first. The files that
 //! `auth` and `tls` name may change, and are read again.
 
+mod events;
 mod load;
 mod nvme;
 mod object;
@@ -18,6 +19,7 @@ mod validate;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+pub use events::{EventSource, EventSources, Events};
 pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
 pub use nvme::{Nvme, NvmeEngine, NvmePlan, NvmeSpace};
 pub use object::{Object, ObjectAdmission, ObjectUrl};
@@ -54,6 +56,8 @@ pub struct Config {
     pub auth: Auth,
     /// How connections are encrypted.
     pub tls: Tls,
+    /// Which engines are listened to.
+    pub events: Events,
     /// What is logged.
     pub log: Log,
 }

@@ -70,7 +70,9 @@ impl Auth {
 impl Tls {
     pub(super) fn check(&self, server: &Server, problems: &mut Vec<Problem>) {
         let plain = server.resp_address().filter(|at| !at.ip().is_loopback());
-        if let Some(address) = plain.filter(|_| self.cert_file.given().is_none() && !server.resp_plain) {
+        if let Some(address) =
+            plain.filter(|_| self.cert_file.given().is_none() && !server.resp_plain)
+        {
             let allowed = format!(
                 "127.0.0.1:{} without TLS; give a certificate in tls.cert_file (docs/trust.md), or set \
                  server.resp_plain = true if tokens and values may cross the network readable",

@@ -227,3 +227,19 @@ label_values! {
         Torn = "torn",
     }
 }
+
+label_values! {
+    /// What became of a batch of events of an engine.
+    EventBatch {
+        /// It came, and was read.
+        Taken = "taken",
+        /// It was missed, and the engine has sent it again.
+        Replayed = "replayed",
+        /// It came again.
+        Repeated = "repeated",
+        /// It was missed, and the engine did not send it again.
+        Lost = "lost",
+        /// It could not be read.
+        Broken = "broken",
+    }
+}

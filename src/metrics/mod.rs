@@ -3,6 +3,7 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod events;
 mod labels;
 mod resp;
 mod store;
@@ -10,9 +11,10 @@ mod trust;
 
 use std::time::Duration;
 
+pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded, RespCommand,
-    RespDrop, TierLabel, Unproven,
+    Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
+    RespCommand, RespDrop, TierLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -115,6 +117,8 @@ pub struct ServerMetrics {
     pub trust: TrustMetrics,
     /// The RESP listener.
     pub resp: RespMetrics,
+    /// The events of engines.
+    pub events: EventMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -154,6 +158,7 @@ impl ServerMetrics {
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
             resp: RespMetrics::register(registry),
+            events: EventMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

@@ -17,8 +17,7 @@ use tokio::{
 use tracing::debug;
 
 use super::{
-    Resp,
-    get, handshake,
+    Resp, get, handshake,
     input::{Input, Word},
     key::Key,
     reply::Replies,

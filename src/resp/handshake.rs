@@ -125,7 +125,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Connection<R, W> {
             };
         }
         if self.bearer.is_none() {
-            self.replies.error("NOAUTH HELLO must be called with AUTH: this server asks for tokens");
+            self.replies
+                .error("NOAUTH HELLO must be called with AUTH: this server asks for tokens");
             return Next::GoOn;
         }
         self.replies.version = version;
@@ -164,7 +165,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Connection<R, W> {
                 self.replies.simple("OK");
             }
             (b"SETNAME", _) => {
-                let text = "ERR Client names cannot contain spaces, newlines or special characters.";
+                let text =
+                    "ERR Client names cannot contain spaces, newlines or special characters.";
                 self.replies.error(text);
             }
             // Name and version of the library: nobody asks for them.

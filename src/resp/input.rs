@@ -89,7 +89,8 @@ impl<R: AsyncRead + Unpin> Input<R> {
         if let Some(digits) = line.strip_prefix(b"*") {
             return number(digits, WORDS_MAX).ok_or_else(|| broken("invalid multibulk length"));
         }
-        let words: Vec<_> = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).collect();
+        let words: Vec<_> =
+            line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).collect();
         if words.len() > WORDS_MAX {
             return Err(broken("too many words"));
         }
@@ -226,7 +227,8 @@ impl<R: AsyncRead + Unpin> Input<R> {
             return Err(lost(io::ErrorKind::UnexpectedEof.into()));
         }
         let end = newline(ready).map(|at| at + 1);
-        let piece = Bytes::copy_from_slice(ready.get(..end.unwrap_or(ready.len())).unwrap_or_default());
+        let piece =
+            Bytes::copy_from_slice(ready.get(..end.unwrap_or(ready.len())).unwrap_or_default());
         self.io.consume(piece.len());
         Ok((piece, end.is_some()))
     }

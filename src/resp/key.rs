@@ -53,7 +53,9 @@ impl Key {
     /// Reads a key of any bytes.
     pub(super) fn read(key: &[u8]) -> Self {
         let hash = foreign_hash(key);
-        let parsed = str::from_utf8(key).ok().and_then(|text| multiprocess(text).or_else(|| in_process(text)));
+        let parsed = str::from_utf8(key)
+            .ok()
+            .and_then(|text| multiprocess(text).or_else(|| in_process(text)));
         let (space, pair) = parsed.unwrap_or_else(|| (KEYS.to_owned(), None));
         if space.len() > NAMESPACE_FIELD_BYTES_MAX {
             return Self { space: KEYS.to_owned(), hash, pair };
@@ -74,7 +76,8 @@ fn multiprocess(text: &str) -> Option<Parsed> {
         _ => return None,
     };
     let known = !model.is_empty() && rank.len() == 8 && is_hex(rank) && is_hex(group);
-    (known && is_hex(chunk)).then(|| (format!("{PREFIX}lmcache-mp/{model}@{rank}@{group}@{salt}"), None))
+    (known && is_hex(chunk))
+        .then(|| (format!("{PREFIX}lmcache-mp/{model}@{rank}@{group}@{salt}"), None))
 }
 
 fn in_process(text: &str) -> Option<Parsed> {
@@ -92,7 +95,8 @@ fn in_process(text: &str) -> Option<Parsed> {
     if !is_number(world) || !is_number(worker) || !is_hex(digits) {
         return None;
     }
-    let pair = half.map(|half| Pair { half, twin: foreign_hash(format!("{body}{other}").as_bytes()) });
+    let pair =
+        half.map(|half| Pair { half, twin: foreign_hash(format!("{body}{other}").as_bytes()) });
     Some((format!("{PREFIX}lmcache/{model}@{world}@{worker}@{rest}"), pair))
 }
 
@@ -129,7 +133,9 @@ mod tests {
     #[test]
     fn what_does_not_parse_has_a_namespace_of_its_own() {
         let long = format!("{}@01000100@0@ff", "m".repeat(2000));
-        for key in ["", "x", "metadata", "a@b@c@d", "m@1@0@zz@half", "@01000100@0@ff", "a@b\0@", &long] {
+        for key in
+            ["", "x", "metadata", "a@b@c@d", "m@1@0@zz@half", "@01000100@0@ff", "a@b\0@", &long]
+        {
             assert_eq!(space(key), KEYS, "{key}");
         }
         assert_eq!(Key::read(b"\xff\xfe").space, KEYS);
@@ -151,7 +157,8 @@ mod tests {
 
     #[test]
     fn no_two_keys_are_one_block() {
-        let keys = ["m@1@0@ab@half", "m@1@0@abc@half", "n@1@0@ab@half", "m@1@0@ab@halfmetadata", ""];
+        let keys =
+            ["m@1@0@ab@half", "m@1@0@abc@half", "n@1@0@ab@half", "m@1@0@ab@halfmetadata", ""];
         let mut hashes: Vec<_> = keys.iter().map(|key| Key::read(key.as_bytes()).hash).collect();
         hashes.sort_unstable();
         hashes.dedup();

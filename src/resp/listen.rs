@@ -1,13 +1,10 @@
 //! Accepts RESP connections, at most so many at a time.
 
-use std::{io, sync::Arc};
+use std::sync::Arc;
 
-use rustix::net::sockopt::{
-    set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl,
-};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
 };
 
 use super::{Resp, connection, space::Spaces};
@@ -17,7 +14,8 @@ use crate::{
         incoming::{Place, Places, accept, serve},
     },
     auth::Gate,
-    limits::{RESP_CONNECTIONS_MAX, RESP_KEEPALIVE, RESP_KEEPALIVE_PROBES},
+    keep_alive::keep_alive,
+    limits::RESP_CONNECTIONS_MAX,
     node::Node,
     tls::Entry,
 };
@@ -61,12 +59,4 @@ where
 {
     let serving = connection::run(Arc::clone(resp), from, to);
     serve(&resp.node, "resp connection", place, serving);
-}
-
-/// Has the kernel ask a peer that is silent whether it lives.
-fn keep_alive(io: &TcpStream) -> io::Result<()> {
-    set_socket_keepalive(io, true)?;
-    set_tcp_keepidle(io, RESP_KEEPALIVE)?;
-    set_tcp_keepintvl(io, RESP_KEEPALIVE)?;
-    Ok(set_tcp_keepcnt(io, RESP_KEEPALIVE_PROBES)?)
 }

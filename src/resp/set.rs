@@ -55,10 +55,7 @@ struct Storing {
 }
 
 /// Reads a value, stores it, and says so.
-pub(super) async fn run<R, W>(
-    connection: &mut Connection<R, W>,
-    arguments: usize,
-) -> Result<Next>
+pub(super) async fn run<R, W>(connection: &mut Connection<R, W>, arguments: usize) -> Result<Next>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
@@ -114,7 +111,8 @@ where
     let key = Key::read(&key);
     let node = Arc::clone(&connection.resp.node);
     let longest = node.stack.block_bytes_max();
-    let bytes = u32::try_from(bytes).ok().filter(|bytes| (1..=longest).contains(&u64::from(*bytes)));
+    let bytes =
+        u32::try_from(bytes).ok().filter(|bytes| (1..=longest).contains(&u64::from(*bytes)));
     let bytes = bytes.ok_or(RespDrop::Length)?;
     let refused = |_error| RespDrop::Room;
     let (bearer, session) = connection.session().map_err(refused)?;

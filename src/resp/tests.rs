@@ -105,9 +105,15 @@ impl Peer {
         let answer = answer.as_ref();
         let mut heard = vec![0; answer.len()];
         let (mut from, mut to) = tokio::io::split(&mut self.io);
-        let both = async { tokio::try_join!(to.write_all(bytes.as_ref()), from.read_exact(&mut heard)) };
+        let both =
+            async { tokio::try_join!(to.write_all(bytes.as_ref()), from.read_exact(&mut heard)) };
         let asked = timeout(BULK_FRAME_DEADLINE * 4, both).await;
-        assert!(heard == answer, "{:?} heard, {:?} expected ({asked:?})", show(&heard), show(answer));
+        assert!(
+            heard == answer,
+            "{:?} heard, {:?} expected ({asked:?})",
+            show(&heard),
+            show(answer)
+        );
         asked.unwrap().unwrap();
     }
 
@@ -139,7 +145,9 @@ async fn values_come_back_as_they_were_stored() {
     peer.ask(command(&["DBSIZE"]), ":3\r\n").await;
     peer.ask(command(&["DEL", "one", "three"]), ":1\r\n").await;
     peer.ask(command(&["UNLINK", "one"]), ":0\r\n").await;
-    for (name, answer) in [("GET", "$-1\r\n"), ("EXISTS", ":0\r\n"), ("STRLEN", ":0\r\n"), ("TTL", ":-2\r\n")] {
+    for (name, answer) in
+        [("GET", "$-1\r\n"), ("EXISTS", ":0\r\n"), ("STRLEN", ":0\r\n"), ("TTL", ":-2\r\n")]
+    {
         peer.ask(command(&[name, "one"]), answer).await;
     }
     let (blocks, _bytes) = stage.resp.node.metrics.delivered(TierLabel::Dram);
@@ -184,7 +192,8 @@ async fn many_values_come_in_the_order_asked_whatever_is_missing() {
         version.len()
     );
     peer.ask("", rest).await;
-    peer.ask(command(&["MGET", "gone", "x"]), [b"*2\r\n_\r\n".to_vec(), bulk(&value(0))].concat()).await;
+    peer.ask(command(&["MGET", "gone", "x"]), [b"*2\r\n_\r\n".to_vec(), bulk(&value(0))].concat())
+        .await;
 }
 
 #[tokio::test(start_paused = true)]

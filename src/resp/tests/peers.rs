@@ -23,7 +23,10 @@ async fn what_is_no_command_ends_its_connection() {
         let mut peer = stage.connect();
         peer.say(said).await;
         let told = peer.rest().await;
-        assert!(told.starts_with("-ERR Protocol error: ") && told.ends_with("\r\n"), "{said}: {told}");
+        assert!(
+            told.starts_with("-ERR Protocol error: ") && told.ends_with("\r\n"),
+            "{said}: {told}"
+        );
         assert_eq!(stage.resp.node.metrics.resp.protocol_errors.get(), number);
     }
     for said in ["SET k\r\n", "GET\r\n", "GET a b\r\n", "MGET\r\n", "DEL\r\n", "EXISTS\r\n"] {
@@ -72,7 +75,11 @@ async fn a_value_that_trickles_in_is_given_up() {
         }
     };
     trickling.await;
-    assert!(start.elapsed() < BULK_FRAME_DEADLINE + Duration::from_secs(5), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() < BULK_FRAME_DEADLINE + Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
     other.ask(set("k", &value(2)), "+OK\r\n").await;
     other.ask(command(&["GET", "k"]), bulk(&value(2))).await;
 }

@@ -20,14 +20,18 @@ fn refused(stage: &Stage, why: Unproven) -> u64 {
 #[tokio::test(start_paused = true)]
 async fn whoever_shows_no_token_is_told_so_once() {
     let stage = asking();
-    for said in [command(&["GET", "k"]), set("k", &value(1)), command(&["PING"]), b"INFO\r\n".to_vec()] {
+    for said in
+        [command(&["GET", "k"]), set("k", &value(1)), command(&["PING"]), b"INFO\r\n".to_vec()]
+    {
         let mut peer = stage.connect();
         let before = refused(&stage, Unproven::Missing);
         peer.ask(&said, "-NOAUTH Authentication required.\r\n").await;
         assert_eq!(peer.rest().await, "");
         assert_eq!(refused(&stage, Unproven::Missing), before + 1);
     }
-    for said in [vec!["AUTH", "wrong"], vec!["AUTH", A, "wrong"], vec!["HELLO", "3", "AUTH", "u", &A[1..]]] {
+    for said in
+        [vec!["AUTH", "wrong"], vec!["AUTH", A, "wrong"], vec!["HELLO", "3", "AUTH", "u", &A[1..]]]
+    {
         let mut peer = stage.connect();
         let before = refused(&stage, Unproven::Wrong);
         peer.say(command(&said)).await;
