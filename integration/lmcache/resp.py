@@ -1,7 +1,7 @@
-"""A real LMCache against the RESP listener: its connector in the engine's process, and its native one.
+"""A real LMCache against the RESP listener: its connector in the engine's process, and its own.
 
-Run by resp.sh, with the Python that has LMCache (0.5.6 was tried). Starts a node, stores chunks and loads
-them again by both, byte for byte, deletes one half of a chunk, and kills and restarts the node in between.
+Run by resp.sh, with the Python that has LMCache (0.5.6 was tried). Starts a node, stores chunks and
+loads them again by both, byte for byte, deletes one half of a chunk, and kills the node in between.
 """
 
 from __future__ import annotations
@@ -158,9 +158,7 @@ def in_process(node: Node) -> None:
     assert not engine.exists(0) and not engine.load(0)
     engine.store(0)
     assert engine.load(0)
-    say(
-        "in process: without one of its values a chunk is not there, and comes back when stored again"
-    )
+    say("in process: a chunk without one of its values is none, and can be stored again")
     deadline = time.monotonic() + 60
     while node.metric("kvstrata_nvme_blocks") < 2 * CHUNKS:
         assert time.monotonic() < deadline, "not copied to nvme"
