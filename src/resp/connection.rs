@@ -190,12 +190,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Connection<R, W> {
         self.is_whole(place, key).then_some(length)
     }
 
-    /// Whether nothing that a value belongs to is missing.
+    /// Whether nothing is missing of what a value belongs to.
     pub(super) fn is_whole(&self, place: &Place, key: &Key) -> bool {
         let Some(pair) = &key.pair else { return true };
-        let whole = place.of(pair.twin).len(&self.resp.node).is_some();
-        if !whole {
-            self.resp.node.metrics.resp.torn_reads.inc();
+        let node = &self.resp.node;
+        let whole = place.of(pair.twin).len(node).is_some();
+        if !whole && place.len(node).is_some() {
+            node.metrics.resp.torn_reads.inc();
         }
         whole
     }
