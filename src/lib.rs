@@ -12,6 +12,8 @@ mod bulk;
 pub mod cli;
 pub mod client;
 pub mod config;
+#[cfg(test)]
+mod corpus;
 mod events;
 mod flow;
 pub mod http;

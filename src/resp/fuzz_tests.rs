@@ -13,21 +13,16 @@
 //! KVSTRATA_FUZZ_SECONDS=600 cargo test -p kvstrata --lib changed_commands -- --nocapture
 //! ```
 
-use std::{env, fs, path::PathBuf, time::Duration};
-
-use kvstrata_tiers::{error::Result, testing::Mutator};
-use tokio::time::Instant;
+use kvstrata_tiers::error::Result;
 
 use super::{
     input::{Input, Word},
     key::Key,
 };
-use crate::limits::RESP_KEY_BYTES_MAX;
-
-/// Changed streams that every test run tries.
-const ROUNDS: u64 = 20_000;
-/// Changed streams that are changed further, because they were read.
-const POOL_MAX: usize = 256;
+use crate::{
+    corpus::{Changes, Corpus},
+    limits::RESP_KEY_BYTES_MAX,
+};
 
 /// Reads all commands of a stream; returns them as they are written again.
 async fn read_stream(stream: &[u8]) -> Result<Vec<u8>> {
@@ -62,20 +57,11 @@ async fn read(stream: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn home() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/resp/corpus")
+fn corpus() -> Corpus {
+    Corpus::of("resp")
 }
 
-fn corpus() -> Vec<(String, Vec<u8>)> {
-    let files = fs::read_dir(home()).unwrap().map(|file| file.unwrap());
-    let mut files: Vec<_> = files
-        .map(|file| (file.file_name().into_string().unwrap(), fs::read(file.path()).unwrap()))
-        .collect();
-    files.sort();
-    files
-}
-
-fn rewrite() {
+fn made() -> Vec<(&'static str, Vec<u8>)> {
     let long = format!("*2\r\n$3\r\nGET\r\n$2000\r\n{}\r\n", "k".repeat(2000));
     let lmcache = "*3\r\n$3\r\nSET\r\n$27\r\nm@2@1@5a@bfloat16kv_bytes--\r\n$4\r\n\0\r\n\n\r\n";
     let files: [(&str, &[u8]); 12] = [
@@ -92,21 +78,13 @@ fn rewrite() {
         ("bad-cut", b"*2\r\n$3\r\nGET\r\n$10\r\nabc"),
         ("bad-http", b"*1 HTTP/1.1\r\nHost: x\r\n\r\n"),
     ];
-    fs::create_dir_all(home()).unwrap();
-    for (name, bytes) in files {
-        fs::write(home().join(name), bytes).unwrap();
-    }
+    files.map(|(name, bytes)| (name, bytes.to_vec())).to_vec()
 }
 
 #[tokio::test]
 async fn the_corpus_reads_as_its_names_say() {
-    if env::var_os("KVSTRATA_REWRITE_CORPUS").is_some() {
-        rewrite();
-    }
-    let files = corpus();
-    assert!(files.iter().filter(|(name, _)| name.starts_with("good-")).count() > 2);
-    assert!(files.iter().filter(|(name, _)| name.starts_with("bad-")).count() > 2);
-    for (name, stream) in files {
+    corpus().rewrite(made);
+    for (name, stream) in corpus().files() {
         let read = read(&stream).await;
         assert_eq!(read.is_ok(), name.starts_with("good-"), "{name}: {read:?}");
     }
@@ -114,27 +92,11 @@ async fn the_corpus_reads_as_its_names_say() {
 
 #[tokio::test]
 async fn changed_commands_break_nothing() {
-    let number = |name| env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let mut mutator = Mutator::new(number("KVSTRATA_FUZZ_SEED").unwrap_or(1));
-    let mut pool: Vec<_> = corpus().into_iter().map(|(_, bytes)| bytes).collect();
-    let (mut rounds, mut good) = (0, 0);
-    let started = Instant::now();
-    let long = number("KVSTRATA_FUZZ_SECONDS").map(Duration::from_secs);
-    while rounds < ROUNDS || long.is_some_and(|long| started.elapsed() < long) {
-        let mut stream = pool[mutator.below(pool.len())].clone();
-        let other = mutator.below(pool.len());
-        mutator.mutate(&mut stream, &pool[other]);
-        rounds += 1;
+    let pool = corpus().files().into_iter().map(|(_, bytes)| bytes).collect();
+    let mut changes = Changes::of(pool);
+    while let Some(stream) = changes.next() {
         if read(&stream).await.is_ok() {
-            good += 1;
-            if pool.len() < POOL_MAX {
-                pool.push(stream);
-            } else if mutator.chance(10) {
-                let place = mutator.below(POOL_MAX);
-                pool[place] = stream;
-            }
+            changes.note_read(stream);
         }
     }
-    println!("{rounds} streams, {good} of them read");
-    assert!(good > 100 && good < rounds, "{good} of {rounds} tells nothing");
 }

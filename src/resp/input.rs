@@ -10,7 +10,6 @@
 
 use std::{
     io,
-    pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
@@ -18,13 +17,16 @@ use std::{
 use bytes::{Buf, Bytes};
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader, ReadBuf},
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader},
     time::{Instant, error::Elapsed, timeout_at},
 };
 
-use crate::limits::{
-    BULK_FRAME_DEADLINE, RESP_BYTES_PER_SECOND_MIN, RESP_KEYS_MAX, RESP_LINE_BYTES_MAX,
-    RESP_VALUE_BYTES_MAX,
+use crate::{
+    bulk::input::{lost, poll_some},
+    limits::{
+        BULK_FRAME_DEADLINE, RESP_BYTES_PER_SECOND_MIN, RESP_KEYS_MAX, RESP_LINE_BYTES_MAX,
+        RESP_VALUE_BYTES_MAX,
+    },
 };
 
 /// Read at a time where it is not a value.
@@ -183,15 +185,7 @@ impl<R: AsyncRead + Unpin> Input<R> {
             self.front.copy_to_slice(room.get_mut(..ready).unwrap_or_default());
             return Poll::Ready(Ok(ready));
         }
-        let mut room = ReadBuf::new(room);
-        match Pin::new(&mut self.io).poll_read(cx, &mut room) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Err(error)) => Poll::Ready(Err(lost(error))),
-            Poll::Ready(Ok(())) if room.filled().is_empty() => {
-                Poll::Ready(Err(lost(io::ErrorKind::UnexpectedEof.into())))
-            }
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(room.filled().len())),
-        }
+        poll_some(&mut self.io, cx, room)
     }
 
     /// A line without its end.
@@ -249,8 +243,4 @@ fn broken(what: &str) -> Error {
 /// The error of a command that takes too long.
 pub(super) fn slow(_elapsed: Elapsed) -> Error {
     Error::new(ErrorKind::Timeout, "RESP command: not whole in time")
-}
-
-fn lost(error: io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "RESP connection lost").because(error)
 }
