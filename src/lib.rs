@@ -19,6 +19,7 @@ pub mod identity_file;
 pub mod lease;
 pub mod limits;
 pub mod logging;
+mod members;
 pub mod metrics;
 pub mod node;
 mod numbers;

@@ -30,8 +30,9 @@ use crate::{
     auth::Gate,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
+    members::Members,
     metrics::ServerMetrics,
-    node::{Leases, Members, Sessions},
+    node::{Leases, Sessions},
     tasks::Tasks,
 };
 
