@@ -8,15 +8,17 @@ use std::{
 };
 
 use futures_util::FutureExt;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener, UnixStream},
 };
-use tracing::error;
+use tracing::{debug, error};
 
 use super::{Bulk, connection};
 use crate::{
     api::incoming::{Place, Places, accept},
+    limits::BULK_UNIX_SEND_BYTES,
     shm::{self, socket::Files},
     tls::Entry,
 };
@@ -81,6 +83,7 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
         }
         Listener::Unix(unix, _file) => {
             let ((io, _peer), place) = places.next(|| unix.accept()).await;
+            widen(&io);
             if bulk.arena.is_some() {
                 let (from, to, files) = shm::socket::split(io);
                 spawn(Arc::clone(bulk), (from, to), Some(files), place);
@@ -88,6 +91,13 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
                 spawn(Arc::clone(bulk), io.into_split(), None, place);
             }
         }
+    }
+}
+
+/// Lets more wait in a Unix socket than the system does by itself.
+pub(crate) fn widen(io: &UnixStream) {
+    if let Err(error) = set_socket_send_buffer_size(io, BULK_UNIX_SEND_BYTES) {
+        debug!(%error, "the socket stays as it is");
     }
 }
 
