@@ -221,7 +221,11 @@ async fn a_client_takes_a_ca_that_has_changed_with_its_next_connection() {
     for name in ["cert", "key"] {
         first.write(name, &text(&second, name));
     }
-    reloaded(&server, Some(&second.path("ca")), "tls", "ok", 1.0).await;
+    wait_until("the next certificate", SERVER_WAIT, async || {
+        let options = options(A, Way::Grpc, Some(second.trusting()));
+        Client::connect(server.grpc(), options).await.is_ok()
+    })
+    .await;
     // A session has connections of its own.
     let put = async || {
         let session = caller.client.session("next").await.unwrap();
