@@ -55,7 +55,8 @@ impl PartHasher {
         self.0.update(piece);
     }
 
-    /// Copies the next piece out of memory that is shared, and takes the copy; `to` is as long as the piece.
+    /// Copies the next piece out of memory that is shared, and takes the copy; `to` is as long as the piece
+    /// and is filled.
     pub fn copy(&mut self, from: SharedBytes<'_>, to: Room<'_>) {
         self.0.copy(from, to);
     }

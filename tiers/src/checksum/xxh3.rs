@@ -168,9 +168,8 @@ impl State {
 
     fn merge(&self, lanes: &Lanes) -> u64 {
         let secret = self.secret.get(MERGE_AT..).unwrap_or_default().as_chunks::<8>().0;
-        let mixed =
+        let mut mixed =
             lanes.iter().zip(secret).map(|(lane, secret)| lane ^ u64::from_le_bytes(*secret));
-        let mut mixed = mixed;
         let mut sum = self.total.wrapping_mul(PRIME64_1);
         while let (Some(one), Some(other)) = (mixed.next(), mixed.next()) {
             let product = u128::from(one) * u128::from(other);
