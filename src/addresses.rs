@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use bytes::Bytes;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
@@ -9,8 +10,8 @@ use crate::{
     bulk,
     config::{Auto, Config, PathText},
     id,
+    members::{BulkPort, Member, Members},
     metrics::Door,
-    node::{BulkPort, Member, Members},
     resp,
     server::ServeError,
     trust::Trust,
@@ -61,7 +62,9 @@ pub(crate) async fn listen_bulk(
         listeners.push(bulk::Listener::Tcp(listener, entry));
         bound = Some(at);
     }
-    let mut port = BulkPort { instance: id::random_bytes()?, ..BulkPort::default() };
+    let instance: [u8; 16] = id::random_bytes()?;
+    let instance = Bytes::copy_from_slice(&instance);
+    let mut port = BulkPort { tcp: String::new(), unix: String::new(), instance };
     if let Some(PathText(path)) = config.server.bulk_unix.given() {
         let failed = |source| ServeError::ListenUnix { path: path.display().to_string(), source };
         listeners.push(bulk::listen_unix(path).await.map_err(failed)?);
@@ -106,5 +109,5 @@ pub(crate) fn members(
 ) -> Members {
     let (_host, endpoint) = advertised(config, name, listening);
     let (name, zone) = (name.to_owned(), config.node.zone.clone());
-    Members { epoch: 1, this: 0, list: vec![Member { index: 0, name, endpoint, zone, bulk }] }
+    Members { epoch: 1, answering: 0, list: vec![Member { index: 0, name, endpoint, zone, bulk }] }
 }

@@ -23,6 +23,7 @@ mod keep_alive;
 pub mod lease;
 pub mod limits;
 pub mod logging;
+mod members;
 pub mod metrics;
 pub mod node;
 mod numbers;

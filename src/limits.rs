@@ -94,9 +94,12 @@ pub const BULK_REQUESTS_MAX: usize = 16;
 /// within their deadline over a slow network.
 pub const BULK_PAYLOAD_BYTES_MAX: usize = 4 * MIB;
 /// Payload after which what is ready is written: what was verified is then still in a core's cache.
-pub const BULK_BATCH_BYTES: usize = 256 * 1024;
+pub const BULK_BATCH_BYTES: usize = 512 * 1024;
 /// Payload that a server sends in one frame: verified, then written, while it is in a core's cache.
-pub const BULK_PIECE_BYTES: usize = 256 * 1024;
+pub const BULK_PIECE_BYTES: usize = 512 * 1024;
+/// Bytes that wait in a Unix socket: two such pieces, so that neither side waits for each part of one. The
+/// system may allow less.
+pub const BULK_UNIX_SEND_BYTES: usize = 1024 * 1024;
 /// Bytes that a client is told the places of at a time: it begins to copy meanwhile.
 pub const BULK_TOLD_BYTES: usize = 4 * MIB;
 /// The least credit to begin with, and the least that a large part is cut for.

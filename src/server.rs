@@ -348,8 +348,9 @@ impl Server {
 
     fn spawn_bulk(&mut self) {
         let (node, calls) = (Arc::clone(&self.node), self.calls.clone());
-        let port = node.members.list.first().and_then(|member| member.bulk.as_ref());
-        let instance = port.map_or([0; 16], |port| port.instance);
+        let port = node.members.bulk();
+        let instance = port.and_then(|port| port.instance.as_ref().try_into().ok());
+        let instance = instance.unwrap_or_default();
         let kibibytes = usize::try_from(self.staging / 1024).unwrap_or(usize::MAX);
         let room = Arc::new(Semaphore::new(kibibytes.min(Semaphore::MAX_PERMITS)));
         let open = node.metrics.bulk_connections.clone();

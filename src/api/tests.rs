@@ -31,8 +31,9 @@ use crate::{
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
+    members::Members,
     metrics::ServerMetrics,
-    node::{Leases, Members, Sessions},
+    node::{Leases, Sessions},
     openers::Openers,
     tasks::Tasks,
 };

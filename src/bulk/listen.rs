@@ -6,14 +6,17 @@ use std::{
     sync::Arc,
 };
 
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener, UnixStream},
 };
+use tracing::debug;
 
 use super::{Bulk, connection};
 use crate::{
     api::incoming::{self, Place, Places, accept},
+    limits::BULK_UNIX_SEND_BYTES,
     shm::{self, socket::Files},
     tls::Entry,
 };
@@ -78,6 +81,7 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
         }
         Listener::Unix(unix, _file) => {
             let ((io, _peer), place) = places.next(|| unix.accept()).await;
+            widen(&io);
             if bulk.arena.is_some() {
                 let (from, to, files) = shm::socket::split(io);
                 spawn(Arc::clone(bulk), (from, to), Some(files), place);
@@ -88,6 +92,13 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
     }
 }
 
+/// Lets more wait in a Unix socket than the system does by itself.
+pub(crate) fn widen(io: &UnixStream) {
+    if let Err(error) = set_socket_send_buffer_size(io, BULK_UNIX_SEND_BYTES) {
+        debug!(%error, "the socket stays as it is");
+    }
+}
+
 /// Serves one connection.
 fn spawn<R, W>(bulk: Arc<Bulk>, (from, to): (R, W), files: Option<Arc<Files>>, place: Place)
 where
@@ -95,5 +106,6 @@ where
     W: AsyncWrite + Unpin + Send + 'static,
 {
     let node = Arc::clone(&bulk.node);
-    incoming::serve(&node, "bulk connection", place, connection::run(bulk, from, to, files));
+    let serving = Box::pin(connection::run(bulk, from, to, files));
+    incoming::serve(&node, "bulk connection", place, serving);
 }
