@@ -152,8 +152,22 @@ def test_engines_whose_keys_lack_salts_are_refused(
     unsalted = make_rank(shared_server, ours={"unsalted": True})
     assert unsalted.backup(page_hashes(PROMPT)) == 10
     sglang["enable_lora"] = True
-    with pytest.raises(InvalidError, match=r"--enable-lora: .* older keys lack the adapter"):
+    with pytest.raises(InvalidError, match=r"--enable-lora: .* older keys lack adapters"):
         make_rank(shared_server, ours={"unsalted": True})
+
+
+def test_adapters_known_by_name_only_are_a_persons_to_allow(
+    shared_server: Server, make_rank: MakeRank, sglang: Arguments
+) -> None:
+    with pytest.raises(InvalidError, match="lora: 'digest' given, \"by_name\" allowed"):
+        make_rank(shared_server, ours={"lora": "digest"})
+    for argument in ("enable_lora", "lora_paths"):
+        sglang.clear()
+        sglang[argument] = ["adapter=path"]
+        with pytest.raises(InvalidError, match="--enable-lora: keys have the name and path"):
+            make_rank(shared_server)
+        rank = make_rank(shared_server, ours={"lora": "by_name"})
+        assert rank.backup(page_hashes(PROMPT, extra_key=argument)) == 10
 
 
 def test_models_with_other_pools_are_refused(shared_server: Server, make_rank: MakeRank) -> None:
