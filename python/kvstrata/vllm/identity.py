@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .. import InvalidError
 from ..engines import Identity
 from ..engines.identity import digest
+from ..engines.weights import weights_of
 from .versions import check
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ ROW_BYTES_MAX = 64 << 20
 """The longest block that a server takes."""
 ALGORITHMS = ("sha256", "sha256_cbor")
 """The others of vLLM's can be made to collide, and a collision is another prompt's block."""
-_COMMIT_LENGTH = 40
-_SAMPLE_BYTES, _SAMPLES = 64 << 10, 32
 
 
 def caller_config() -> VllmConfig:
@@ -131,43 +129,12 @@ def _check_lora(engine: VllmConfig, given: object) -> None:
 
 def _weights(engine: VllmConfig, given: object) -> str:
     """What tells these weights from others of the same name."""
-    if given is not None and (not isinstance(given, str) or not given):
-        raise InvalidError(f"weights: {given!r} given, a text allowed")
     model = engine.model_config
     drafter = engine.speculative_config
     fields = {
-        "weights": given or _revision(str(model.model), model.revision),
+        "weights": weights_of(given, str(model.model), model.revision, "vLLM"),
         "quantization": str(model.quantization),
         "overrides": repr(model.hf_overrides),
         "drafter": None if drafter is None else (str(drafter.method), str(drafter.model)),
     }
     return digest(fields)
-
-
-def _revision(model: str, revision: str | None) -> str:
-    """The commit that vLLM loads, or the digest of samples of a directory's files."""
-    directory = Path(model)
-    if directory.is_dir():
-        return _sampled(directory)
-    if revision is not None and len(revision) == _COMMIT_LENGTH:
-        return revision
-    raise InvalidError(
-        f"weights: vLLM does not say which revision of {model!r} it loads (it says {revision!r}); "
-        "set 'weights' to a text that is another one whenever the weights are"
-    )
-
-
-def _sampled(directory: Path) -> str:
-    """Two training runs differ in every tensor, so that samples tell their files apart."""
-    summed = hashlib.sha256()
-    for path in sorted(directory.iterdir()):
-        if path.suffix not in (".json", ".safetensors", ".bin", ".pt", ".gguf"):
-            continue
-        length = path.stat().st_size
-        summed.update(f"{len(path.name)}:{path.name}:{length};".encode())
-        step = max(length // _SAMPLES, _SAMPLE_BYTES)
-        with path.open("rb") as file:
-            for start in range(0, length, step):
-                file.seek(start)
-                summed.update(file.read(_SAMPLE_BYTES))
-    return summed.hexdigest()[:32]

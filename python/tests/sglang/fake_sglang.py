@@ -202,7 +202,7 @@ def extra_config(endpoint: str, **ours: Any) -> dict[str, Any]:
         "prefetch_threshold": 64,
     }
     # A busy machine is no fault of the server's.
-    return theirs | {"endpoint": endpoint, "timeout": 10.0} | ours
+    return theirs | {"endpoint": endpoint, "timeout": 10.0, "weights": "v1"} | ours
 
 
 @dataclass
