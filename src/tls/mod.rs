@@ -2,7 +2,7 @@
 //! rustls.
 //!
 //! ```text
-//! gRPC, bulk, HTTP  ->  Stream: the handshake is made by whoever first reads or writes
+//! gRPC, bulk, HTTP, RESP  ->  Stream: the handshake is made by whoever first reads or writes
 //! client            ->  Dialer: one for gRPC and bulk
 //! ```
 //! - TLS 1.3 alone: every client is ours or a recent one. The protocol of each door is agreed on
