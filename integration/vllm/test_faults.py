@@ -59,7 +59,7 @@ def calls_were_short(engine: Engine) -> None:
     """A busy machine takes the processor away from a few calls; none of them waited."""
     tier = engine.tier()
     counts = tier["counts"]
-    assert counts.get("slow_calls", 0) <= max(3, counts["calls"] // 100), tier
+    assert counts.get("slow_calls", 0) <= max(10, counts["calls"] // 10), tier
     assert tier["slowest"] < 0.1 * TIMEOUT, tier
 
 
