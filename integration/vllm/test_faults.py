@@ -221,8 +221,10 @@ def test_requests_that_are_aborted_leave_nothing(
 
 
 def test_a_cache_that_is_too_small(engine: Engine, filled: Server, expected: Generated) -> None:
-    """Requests are preempted and blocks are evicted all the time."""
-    engine.open("tiny", tier=tier_of(filled), num_gpu_blocks_override=44)
+    """Prompts are computed in pieces, preempted, and their blocks evicted all the time."""
+    engine.open(
+        "tiny", tier=tier_of(filled), num_gpu_blocks_override=44, max_num_batched_tokens=128
+    )
     come_back(engine)
     for _ in range(2):
         same(engine.generate(*PROMPTS), expected)
