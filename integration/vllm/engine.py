@@ -89,23 +89,20 @@ class Engine:
         self.do("close")
         if tier is not None:
             transfer = offloading(tier)
-        answer = self.do(
-            "open",
-            model=str(ENVIRONMENT / "models" / model),
-            dtype="float32",
-            enforce_eager=True,
-            enable_prefix_caching=True,
-            prefix_caching_hash_algo="sha256_cbor",
-            disable_log_stats=False,
-            **{
-                "block_size": BLOCK_TOKENS,
-                "max_model_len": 1280,
-                "max_num_seqs": 4,
-                "seed": 0,
-                **({} if transfer is None else {"kv_transfer_config": transfer}),
-                **settings,
-            },
-        )
+        defaults = {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "enable_prefix_caching": True,
+            "prefix_caching_hash_algo": "sha256_cbor",
+            "disable_log_stats": False,
+            "block_size": BLOCK_TOKENS,
+            "max_model_len": 1280,
+            "max_num_seqs": 4,
+            "seed": 0,
+            **({} if transfer is None else {"kv_transfer_config": transfer}),
+        }
+        path = str(ENVIRONMENT / "models" / model)
+        answer = self.do("open", model=path, **{**defaults, **settings})
         return float(answer["seconds"])
 
     def close(self) -> None:

@@ -59,7 +59,7 @@ def calls_were_short(engine: Engine) -> None:
     """A busy machine takes the processor away from a few calls; none of them waited."""
     tier = engine.tier()
     counts = tier["counts"]
-    assert counts.get("slow_calls", 0) <= max(3, counts["calls"] // 100), tier
+    assert counts.get("slow_calls", 0) <= max(10, counts["calls"] // 10), tier
     assert tier["slowest"] < 0.1 * TIMEOUT, tier
 
 
@@ -221,8 +221,10 @@ def test_requests_that_are_aborted_leave_nothing(
 
 
 def test_a_cache_that_is_too_small(engine: Engine, filled: Server, expected: Generated) -> None:
-    """Requests are preempted and blocks are evicted all the time."""
-    engine.open("tiny", tier=tier_of(filled), num_gpu_blocks_override=44)
+    """Prompts are computed in pieces, preempted, and their blocks evicted all the time."""
+    engine.open(
+        "tiny", tier=tier_of(filled), num_gpu_blocks_override=44, max_num_batched_tokens=128
+    )
     come_back(engine)
     for _ in range(2):
         same(engine.generate(*PROMPTS), expected)

@@ -207,14 +207,6 @@ class Lookups:
                 self._link.release(ask.lease)
                 ask.lease = None
 
-    def lease_of(self, request_id: str, key: bytes) -> Lease | None:
-        """The lease under which the block was found."""
-        request = self._requests.get(request_id)
-        for ask in request.asks if request is not None else ():
-            if key in ask.index:
-                return ask.lease
-        return None
-
     def hash_at(self, request_id: str, group: int, position: int) -> bytes | None:
         """The hash of the request's block that ends with this token, if it was asked for."""
         request = self._requests.get(request_id)

@@ -28,7 +28,6 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from .. import Lease
 from ..engines import Counters, Link, Settings
 from .identity import caller_config, identities
 from .lookups import HIT, MISS, Lookups, split_key
@@ -122,7 +121,6 @@ class KvstrataTier(SecondaryTierManager):
                     is_load=True,
                     keys=list(job_metadata.keys),
                     rows=job_metadata.chunk_ids.tolist(),
-                    lease_of=partial(self._lease_of, request_id),
                 )
             )
 
@@ -220,9 +218,6 @@ class KvstrataTier(SecondaryTierManager):
         while self._transfers.is_busy and (end is None or time.monotonic() < end):
             select.select([self._link], [], [], _POLL)
             self._take()
-
-    def _lease_of(self, request_id: str, key: bytes) -> Lease | None:
-        return self._lookups.lease_of(request_id, key)
 
     def _parent_of(self, req_context: ReqContext, key: bytes) -> bytes | None:
         group, _ = split_key(key)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .. import CancelledError, ClosedError, Lease, UnavailableError, UnknownNamespaceError
+from .. import CancelledError, ClosedError, UnavailableError, UnknownNamespaceError
 from ..engines import Done, Link, Space
 from .lookups import split_key
 
@@ -31,8 +31,9 @@ AWAY = (UnavailableError, UnknownNamespaceError, CancelledError, ClosedError)
 class Job:
     """Blocks that vLLM wants moved: their keys, and their rows in the primary tier.
 
-    Those of a store are in chain order. `lease_of` says under which lease a block was found,
-    `parent_of` what comes before a block.
+    Those of a store are in chain order; `parent_of` says what comes before a block. Those of a load
+    are pinned by the lease of their lookup as long as that lives, and are asked for without it: so
+    a lease that has ended makes none of them a miss.
     """
 
     id: int
@@ -40,7 +41,6 @@ class Job:
     is_load: bool
     keys: Sequence[bytes]
     rows: Sequence[int]
-    lease_of: Callable[[bytes], Lease | None] = lambda _: None
     parent_of: Callable[[bytes], bytes | None] = lambda _: None
     begun: float = field(default_factory=time.monotonic)
     at: int = 0
@@ -154,12 +154,12 @@ class Transfers:
         space = self._spaces.get(piece.group)
         if space is None:
             return False
-        job, first = piece.job, piece.keys[0]
+        job = piece.job
         hashes = [split_key(key)[1] for key in piece.keys]
         rows = [self._rows[row] for row in piece.rows]
         if job.is_load:
-            return space.load(hashes, rows, lease=job.lease_of(first), tag=piece)
-        parent = job.last.get(piece.group) or job.parent_of(first)
+            return space.load(hashes, rows, tag=piece)
+        parent = job.last.get(piece.group) or job.parent_of(piece.keys[0])
         job.last[piece.group] = hashes[-1]
         return space.store(hashes, rows, parent=parent, tag=piece)
 

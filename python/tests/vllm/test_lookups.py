@@ -97,8 +97,6 @@ def test_a_step_is_one_lookup(double: Double) -> None:
     assert len(double.asked) == 1
     double.answer(Found([Run(0, 2), Run(2, 5, "nvme")], lease="lease"))
     assert double.verdicts() == [HIT] * 5 + [MISS]
-    lease: object = double.lookups.lease_of("request", KEYS[0])
-    assert lease == "lease"
     double.lookups.loaded("request")
     assert double.released == ["lease"]
     assert double.counters.snapshot() == {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from conftest import Server, Start
@@ -39,6 +41,44 @@ def test_what_one_engine_stores_another_loads(server: Server, make: Make) -> Non
     assert other.counts["hit_dram_blocks"] == 100
     assert other.counts["miss_blocks"] == 20
     assert other.counts["loaded_blocks"] == 100
+
+
+def test_blocks_come_back_from_nvme_and_from_a_bucket(
+    start: Start, make: Make, tmp_path: Path
+) -> None:
+    nvme, bucket = tmp_path / "nvme", tmp_path / "bucket"
+    nvme.mkdir()
+    bucket.mkdir()
+    server = start(
+        f"nvme.path={nvme}",
+        "nvme.capacity=64MiB",
+        "nvme.segment_bytes=1MiB",
+        "nvme.daily_writes=none",
+        f"object.url=file://{bucket}",
+        "object.admission=all",
+        "object.pack_bytes=1MiB",
+        "node.name=node-0",
+        "memory.limit=512MiB",
+    )
+    engine = make(server.grpc).ready()
+    engine.store("a", 60)
+    # It closes the segments that the first lie in, and what is closed is packed.
+    engine.store("b", 60)
+    engine.until(lambda: server.metric("kvstrata_nvme_blocks") == 120)
+    server.kill()
+    server.start()
+    other = make(server.grpc).ready()
+    assert other.hits("a", 60) == 60
+    assert other.counts["hit_nvme_blocks"] == 60
+
+    engine.until(lambda: server.metric("kvstrata_object_blocks") >= 100)
+    server.kill()
+    shutil.rmtree(nvme / "kvstrata-nvme")
+    server.start()
+    engine.until(lambda: server.metric("kvstrata_object_blocks") >= 100)
+    third = make(server.grpc).ready()
+    assert third.hits("a", 60) == 60
+    assert third.counts["prefetched_blocks"] == 60
 
 
 def test_a_lookup_is_open_until_the_batch_was_answered(server: Server, make: Make) -> None:
