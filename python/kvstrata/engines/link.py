@@ -115,8 +115,12 @@ class Space:
         tag: object,
         lease: Lease | None = None,
         stop_at_miss: bool = True,
+        parts: Sequence[int] | None = None,
     ) -> bool:
-        """Begins a load into the engine's memory; `result.prefix_blocks` says how many it has."""
+        """Begins a load into the engine's memory; `result.prefix_blocks` says how many it has.
+
+        `parts` names some of the declared parts by their indices; without it all are meant.
+        """
         timeout = self._link.settings.load_timeout
         return self._begin(
             "load",
@@ -124,6 +128,7 @@ class Space:
             lambda namespace, queue, tag: namespace.submit_get_into(
                 hashes,
                 buffers,
+                parts=parts,
                 lease=lease,
                 stop_at_miss=stop_at_miss,
                 timeout=timeout,
@@ -139,14 +144,24 @@ class Space:
         *,
         tag: object,
         parent: bytes | None = None,
+        parts: Sequence[int] | None = None,
     ) -> bool:
-        """Begins a store of blocks in chain order, from the engine's memory."""
+        """Begins a store of blocks in chain order, from the engine's memory.
+
+        `parts` as in `load`.
+        """
         timeout = self._link.settings.store_timeout
         return self._begin(
             "store",
             tag,
             lambda namespace, queue, tag: namespace.submit_put(
-                hashes, values, parent=parent, timeout=timeout, queue=queue, tag=tag
+                hashes,
+                values,
+                parts=parts,
+                parent=parent,
+                timeout=timeout,
+                queue=queue,
+                tag=tag,
             ),
         )
 
