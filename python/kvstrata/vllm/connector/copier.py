@@ -1,8 +1,8 @@
 """Moves blocks between the engine's tensors and slots in host memory.
 
-kvstrata fills and reads the slots; each has room for one block of every cache group. `HostCopier` serves caches in host memory and
-needs nothing but their addresses. `DeviceCopier` serves those of a GPU: through pinned memory, on a
-stream of its own.
+kvstrata fills and reads the slots; each has room for one block of every cache group. `HostCopier`
+serves caches in host memory and needs nothing but their addresses. `DeviceCopier` serves those of a
+GPU: through pinned memory, on a stream of its own.
 """
 
 from __future__ import annotations

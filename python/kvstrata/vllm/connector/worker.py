@@ -6,8 +6,8 @@ saves   the engine's blocks -> slots -> kvstrata. Read as soon as there are slot
 ```
 
 Both go in pieces, through slots of their own, so neither stands before the other and memory is
-bounded. A block is read while its request holds it: the scheduler's half keeps those of a finished
-request until they have been read, and says which requests have lost theirs, whose saves are dropped.
+bounded. A block is read while its request holds it: the scheduler's half keeps the blocks of a
+finished request until they have been read, and says who has lost theirs, whose saves are dropped.
 What waits too long for a slot is dropped too: a save is worth less than the engine's memory.
 """
 
