@@ -15,6 +15,7 @@ mod cli;
 mod client;
 mod config;
 mod crash;
+mod doctor;
 mod drain;
 mod fake;
 mod harness;

@@ -50,7 +50,7 @@ summary() {
 trap summary EXIT
 
 lint_scripts() {
-  .venv/bin/shellcheck scripts/*.sh benches/peers/*.sh integration/vm/*.sh .ci/run
+  .venv/bin/shellcheck scripts/*.sh benches/peers/*.sh examples/*/*.sh integration/vm/*.sh .ci/run
   .venv/bin/ruff check --quiet --no-cache .
   .venv/bin/ruff format --quiet --no-cache --check .
 }
@@ -60,16 +60,39 @@ tests() {
   { cargo test --workspace --locked 2>&1 1>&3 | tee "$test_errors" >&2; } 3>&1
 }
 
-# Installs the package as a user does, but in the dev profile, with what is compiled already.
+wheels=target/wheels
+
+# install_package PYTHON: the package as a user has it.
+install_package() {
+  "$1" -m pip install --quiet --disable-pip-version-check --no-input --no-deps --no-index \
+    --force-reinstall "$wheels"/kvstrata-*.whl
+}
+
+# Builds the package as a user does, but in the dev profile, with what is compiled already.
 python_package() {
-  local python="$PWD/.venv/bin/python"
-  PATH="$PWD/.venv/bin:$PATH" "$python" -m pip install --quiet --disable-pip-version-check \
-    --no-input --no-deps --no-build-isolation \
+  local python="$PWD/.venv/bin/python" stubs="$PWD/python/tests/vllm/stubs"
+  rm -rf "$wheels"
+  PATH="$PWD/.venv/bin:$PATH" "$python" -m pip wheel --quiet --disable-pip-version-check \
+    --no-input --no-deps --no-build-isolation --wheel-dir "$wheels" \
     --config-settings build-args='--profile dev --locked --features tests' ./python
+  install_package "$python"
   "$python" -m mypy --strict --cache-dir /dev/null python/kvstrata python/tests \
     benches/python_get_into.py benches/peers
-  (cd python/tests && "$python" -m mypy.stubtest kvstrata)
+  # Adapters import their engines, which are not here: stand-ins of the tests are.
+  (cd python/tests && PYTHONPATH="$stubs" MYPYPATH="$stubs" "$python" -m mypy.stubtest kvstrata)
   "$python" -m pytest --quiet -p no:cacheprovider python/tests
+}
+
+# A real vLLM on this CPU.
+vllm_engine() {
+  if [[ $(uname -m) != x86_64 ]]; then
+    echo "$skip_mark"'vllm: its build for CPUs is for x86-64 only)' | tee -a "$test_errors" >&2
+    return
+  fi
+  export VLLM_ENV="$PWD/target/vllm-env"
+  scripts/vllm-env.sh "$VLLM_ENV"
+  install_package "$VLLM_ENV/venv/bin/python"
+  .venv/bin/python -m pytest --quiet -p no:cacheprovider integration/vllm
 }
 
 docs() {
@@ -86,3 +109,4 @@ part 'without rocksdb' cargo check --workspace --no-default-features --locked
 part 'docs' docs
 part 'tests' tests
 part 'python package' python_package
+part 'vllm' vllm_engine

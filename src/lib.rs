@@ -24,6 +24,7 @@ pub mod node;
 mod numbers;
 mod nvme;
 mod object;
+pub mod openers;
 pub mod readiness;
 mod reload;
 pub mod replay;

@@ -14,6 +14,7 @@ use crate::{
     id::SessionId,
     lease::LeaseTable,
     metrics::ServerMetrics,
+    openers::Openers,
     session::{Session, SessionTable},
     tasks::Tasks,
 };
@@ -34,6 +35,8 @@ pub struct Node {
     pub stack: Stack,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
+    /// Who opened them.
+    pub openers: Openers,
     /// The leases.
     pub leases: Leases,
     /// The sessions.

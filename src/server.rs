@@ -46,6 +46,7 @@ use crate::{
     node::{Leases, Node, Sessions},
     nvme::{self, NvmeError, NvmeTier},
     object::{self, Below, ObjectTier},
+    openers::Openers,
     readiness::{Latch, Readiness},
     shm::Arena,
     tasks::Tasks,
@@ -144,7 +145,7 @@ impl Server {
         let readiness = Readiness::new();
         let starting = readiness.latch("listeners");
         let secret = identity_file::load_or_generate(&config.identity)?;
-        let namespaces = NamespaceTable::new(secret, config.identity.shared_tenant);
+        let namespaces = Arc::new(NamespaceTable::new(secret, config.identity.shared_tenant));
         let budget =
             Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
         for line in budget.to_string().lines() {
@@ -159,7 +160,6 @@ impl Server {
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let tier_metrics = TierMetrics::register(&mut registry);
-        let namespaces = Arc::new(namespaces);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
             NvmeMetrics::register(&mut registry)
@@ -183,6 +183,7 @@ impl Server {
             name,
             stack,
             namespaces,
+            openers: Openers::default(),
             sessions: Sessions::new(leases.clone(), server_metrics.clone()),
             leases,
             tasks: Tasks::new(),

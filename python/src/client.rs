@@ -56,6 +56,7 @@ impl Client {
         };
         let default = ClientOptions::default();
         let options = ClientOptions {
+            name: name.to_owned(),
             path: path.parse().map_err(|error| errors::raised(py, &error))?,
             connect_deadline: or("connect_timeout", connect_timeout, default.connect_deadline)?,
             call_deadline: or("timeout", timeout, default.call_deadline)?,

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from conftest import REPOSITORY, Server
+from server import REPOSITORY, Server
 
 import kvstrata.errors
 

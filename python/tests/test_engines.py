@@ -288,3 +288,25 @@ def test_the_longest_call_is_known() -> None:
     assert counters["calls"] == 2
     assert counters["slow_calls"] >= 1
     assert counters.slowest >= 0.002
+
+
+def test_of_calls_that_come_often_the_longest_is_kept() -> None:
+    counters = Counters()
+    for pause in (0.0, 0.002, 0.0):
+        with counters.call(often=True):
+            time.sleep(pause)
+    with counters.call():
+        pass
+    first, longest = counters.take_calls()
+    assert longest >= 0.002 > first
+    assert counters.take_calls() == []
+
+
+def test_a_sparse_lookup_of_packed_hashes_sees_behind_a_gap(server: Server, adapt: Adapt) -> None:
+    adapter = adapt(server.grpc)
+    adapter.store(2)
+    packed = bytearray(b"".join(hashes(1) + hashes(1, first=900) + hashes(1, first=1)))
+    assert adapter.space.lookup(packed, sparse=True, tag="sparse")
+    found = ended(adapter.link).result
+    assert found.prefix_blocks == 1
+    assert [(run.start, run.end) for run in found.sparse] == [(2, 3)]

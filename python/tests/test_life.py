@@ -141,7 +141,8 @@ def test_nobody_there_is_said_at_once() -> None:
 def run(code: str, server: Server, *, seconds: float = 30) -> subprocess.CompletedProcess[str]:
     """Runs a program with these tests' helpers at hand."""
     begin = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    begin += "import os, signal, threading, time, kvstrata\nfrom conftest import *\n"
+    begin += "import os, signal, threading, time, kvstrata\n"
+    begin += "from conftest import *\nfrom server import freeze\n"
     begin += f"client = kvstrata.Client({server.grpc!r})\n"
     begin += "namespace = open_namespace(client, 'run')\n"
     return subprocess.run(

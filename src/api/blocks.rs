@@ -23,6 +23,7 @@ use crate::{
     lease::Reservation,
     limits::{GET_DEADLINE_DEFAULT, LOOKUP_HASHES_MAX, PREFETCH_LOADS_MAX},
     metrics::Op,
+    openers::Opener,
     session::{Event, SessionGuard, draining},
 };
 
@@ -166,6 +167,7 @@ impl Node {
         let instance = convert::label("instance", request.instance)?;
         let host = convert::label("node", request.node)?;
         let zone = convert::label("zone", request.zone)?;
+        let client_version = convert::label("client_version", request.client_version)?;
         let spec = convert::namespace_spec(bearer.tenant(), request.kind)?;
         let opened = self.namespaces.open(spec, request.keep_tokens)?;
         let namespace = opened.namespace;
@@ -177,6 +179,7 @@ impl Node {
                 instance,
                 host,
                 zone,
+                client_version,
                 "namespace opened"
             );
             let mismatches = self.namespaces.root_mismatches().len();
@@ -185,6 +188,9 @@ impl Node {
                 warn!(namespace = id, instance, host, warning, "namespace needs attention");
             }
         }
+        let at = Instant::now();
+        let opener = Opener { instance, host, zone, client_version, at };
+        self.openers.note(namespace.index(), opener);
         Ok(wire::OpenResponse {
             namespace_id: namespace.id().as_bytes().to_vec().into(),
             block_bytes: namespace.layout().block_bytes(),

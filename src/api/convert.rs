@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
     error::{Error, Result},
@@ -22,6 +23,9 @@ use crate::{
     metrics::{Answer, Missed, PutLabel},
     node::{Member, Members},
 };
+
+/// Bytes of the digests that stand for what may be secret: enough to tell a few apart.
+const DIGEST_BYTES: usize = 8;
 
 /// Makes the specification of a namespace; the tenant comes from the authenticated identity.
 ///
@@ -69,6 +73,32 @@ fn identity(tenant: &str, given: wire::Namespace) -> Identity {
         hash_root: given.hash_root.to_vec(),
         lora: given.lora.to_vec(),
         cache_salt: given.cache_salt.to_vec(),
+    }
+}
+
+/// What a namespace was declared as, for people: what may be secret is told as a digest.
+#[must_use]
+pub(super) fn declared(identity: &Identity) -> wire::Namespace {
+    let part =
+        |part: &PartSpec| wire::Part { group: part.group, rank: part.rank, bytes: part.bytes };
+    let digest = |bytes: &[u8]| match bytes {
+        [] => Bytes::new(),
+        _ => Bytes::copy_from_slice(&blake3::hash(bytes).as_bytes()[..DIGEST_BYTES]),
+    };
+    wire::Namespace {
+        model: identity.model.clone(),
+        weights: identity.weights.clone(),
+        engine: identity.engine.clone(),
+        layout: identity.layout.clone(),
+        dtype: identity.dtype.clone(),
+        block_tokens: identity.block_tokens,
+        parts: identity.parts.iter().map(part).collect(),
+        split: identity.split.clone(),
+        hash_algorithm: identity.hash_algorithm.clone(),
+        hash_bytes: identity.hash_bytes,
+        hash_root: digest(&identity.hash_root),
+        lora: digest(&identity.lora),
+        cache_salt: digest(&identity.cache_salt),
     }
 }
 

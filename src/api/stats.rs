@@ -13,7 +13,12 @@ use kvstrata_tiers::{
 };
 
 use super::{Node, convert};
-use crate::{auth::Bearer, flow, metrics::Answer};
+use crate::{
+    auth::Bearer,
+    flow,
+    metrics::{Answer, LeaseEnd},
+    openers::Opener,
+};
 
 /// Hex digits of a hash root that are shown.
 const ROOT_DIGITS: usize = 16;
@@ -27,7 +32,8 @@ pub(super) fn of(node: &Node, bearer: &Bearer) -> wire::StatsResponse {
     let tenant = bearer.tenant();
     namespaces.retain(|namespace| namespace.tenant() == tenant);
     mismatches.retain(|mismatch| mismatch.tenant == tenant);
-    let namespaces: Vec<_> = namespaces.iter().map(|namespace| of_namespace(namespace)).collect();
+    let namespaces: Vec<_> =
+        namespaces.iter().map(|namespace| of_namespace(node, namespace)).collect();
     let sum = |of: fn(&wire::TierTotals) -> u64| {
         namespaces.iter().filter_map(|namespace| namespace.lookups.as_ref()).map(of).sum()
     };
@@ -83,7 +89,8 @@ fn of_node(
         duplicate_differs: usage.duplicate_differs,
         corrupt: usage.corrupt,
         lookups: Some(lookups(node)),
-        namespaces: namespaces.iter().map(|namespace| of_namespace(namespace)).collect(),
+        namespaces: namespaces.iter().map(|namespace| of_namespace(node, namespace)).collect(),
+        lease_totals: Some(lease_totals(node)),
         warnings: mismatches.iter().map(ToString::to_string).collect(),
         ..about(node)
     }
@@ -119,7 +126,17 @@ fn totals([dram, nvme, object, pending, miss]: [u64; 5]) -> wire::TierTotals {
     wire::TierTotals { asked, dram, nvme, object, pending, miss }
 }
 
-fn of_namespace(namespace: &Namespace) -> wire::NamespaceStats {
+fn lease_totals(node: &Node) -> wire::LeaseTotals {
+    let ended = |reason| node.metrics.leases_ended(reason);
+    wire::LeaseTotals {
+        granted: node.metrics.leases_granted.get(),
+        released: ended(LeaseEnd::Released),
+        expired: ended(LeaseEnd::Expired),
+        session_ended: ended(LeaseEnd::Session),
+    }
+}
+
+fn of_namespace(node: &Node, namespace: &Namespace) -> wire::NamespaceStats {
     let (model, engine, hash_root) = match namespace.spec() {
         NamespaceSpec::Engine(identity) => {
             let mut root = hex::encode(&identity.hash_root);
@@ -127,6 +144,10 @@ fn of_namespace(namespace: &Namespace) -> wire::NamespaceStats {
             (identity.model.clone(), identity.engine.clone(), root)
         }
         NamespaceSpec::Opaque { name, .. } => (name.clone(), "opaque".to_owned(), String::new()),
+    };
+    let declared = match namespace.spec() {
+        NamespaceSpec::Engine(identity) => Some(convert::declared(identity)),
+        NamespaceSpec::Opaque { .. } => None,
     };
     let counters = namespace.counters();
     let lookups = counters.lookups.each_ref().map(|count| count.load(Ordering::Relaxed));
@@ -139,5 +160,13 @@ fn of_namespace(namespace: &Namespace) -> wire::NamespaceStats {
         bytes: counters.bytes.load(Ordering::Relaxed),
         lookups: Some(totals(lookups)),
         put_blocks: counters.put_blocks.load(Ordering::Relaxed),
+        declared,
+        openers: node.openers.of(namespace.index()).into_iter().map(of_opener).collect(),
     }
+}
+
+fn of_opener(opener: Opener) -> wire::Opener {
+    let Opener { instance, host, zone, client_version, at } = opener;
+    let opened_ms_ago = u64::try_from(at.elapsed().as_millis()).unwrap_or(u64::MAX);
+    wire::Opener { instance, node: host, zone, client_version, opened_ms_ago }
 }

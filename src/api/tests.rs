@@ -32,6 +32,7 @@ use crate::{
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
     metrics::ServerMetrics,
     node::{Leases, Members, Sessions},
+    openers::Openers,
     tasks::Tasks,
 };
 
@@ -58,6 +59,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         members: Members::default(),
         stack,
         namespaces,
+        openers: Openers::default(),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
         metrics,

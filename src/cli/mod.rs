@@ -1,6 +1,7 @@
 //! The command line: what each command is for, and how a failure ends the process.
 
 pub mod adopt;
+pub mod doctor;
 pub mod gen_trace;
 pub mod get;
 pub mod lookup;
@@ -51,6 +52,8 @@ pub enum Command {
     Lookup(lookup::Args),
     /// Show what a server holds and has done.
     Stats(stats::Args),
+    /// Say what is wrong with a live setup, and what to do.
+    Doctor(doctor::Args),
     /// Drive a server with the requests of a trace and check every byte.
     Replay(replay::Args),
     /// Tell what caches of several sizes would hit on a trace.
@@ -109,6 +112,7 @@ pub async fn run() -> ExitCode {
         Command::Get(args) => get::run(args).await.map_err(Failure::from),
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
+        Command::Doctor(args) => doctor::run(args).await,
         Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
         Command::Plan(args) => plan::run(&args),
         Command::Verify(args) => verify::run(args).await.map_err(Failure::from),

@@ -4,7 +4,9 @@ use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
 use kvstrata_tiers::{block::BlockHash, error::Result, namespace::foreign_hash};
 
-use crate::client::{Client, ClientOptions, Handle, HashList, NamespaceSpec, TlsOptions, Token};
+use crate::client::{
+    Client, ClientOptions, Handle, HashList, NamespaceSpec, Path, TlsOptions, Token,
+};
 
 /// The server.
 #[derive(Debug, Clone, clap::Args)]
@@ -98,6 +100,12 @@ pub struct Target {
 impl Server {
     pub(super) async fn connect(&self) -> Result<Client> {
         Client::connect(&self.endpoint, self.access.options()?).await
+    }
+
+    /// As [`connect`](Self::connect), with blocks going this way and no other.
+    pub(super) async fn connect_by(&self, path: Path) -> Result<Client> {
+        let options = ClientOptions { path, ..self.access.options()? };
+        Client::connect(&self.endpoint, options).await
     }
 }
 

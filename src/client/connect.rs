@@ -64,6 +64,9 @@ impl FromStr for Path {
 /// it makes sure of the server.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
+    /// Who this is, for people: what the server names when it is asked who opened a namespace. Default
+    /// `kvstrata`; the process id is added.
+    pub name: String,
     /// The way that the blocks of gets and puts take.
     pub path: Path,
     /// For the connection to be made. Default 5 s: a server on the network answers in milliseconds.
@@ -85,6 +88,7 @@ pub struct ClientOptions {
 impl Default for ClientOptions {
     fn default() -> Self {
         Self {
+            name: "kvstrata".to_owned(),
             path: Path::Auto,
             connect_deadline: Duration::from_secs(5),
             call_deadline: Duration::from_secs(10),

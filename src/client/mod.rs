@@ -47,6 +47,6 @@ pub use members::{BulkPort, Member, Members};
 pub use namespace::{Handle, Limits, NamespaceSpec};
 pub use put::{PutBatch, PutOutcome, PutReport};
 pub use session::{Session, SessionState};
-pub use stats::{NamespaceStats, Stats, TierStats, TierTotals};
+pub use stats::{LeaseTotals, NamespaceStats, Opener, Stats, TierStats, TierTotals};
 pub use status::{RETRY_AFTER_KEY, error_of};
 pub use verbs::{Description, Prefetched};

@@ -73,7 +73,13 @@ impl Client {
     /// Safe: opening is idempotent.
     pub async fn open(&self, spec: NamespaceSpec) -> Result<Handle> {
         let (kind, hash_bytes, parts) = declare(spec)?;
-        let request = v1::OpenRequest { kind: Some(kind), ..Default::default() };
+        let request = v1::OpenRequest {
+            kind: Some(kind),
+            instance: format!("{}:{}", self.options().name, std::process::id()),
+            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            client_version: concat!("kvstrata ", env!("CARGO_PKG_VERSION")).to_owned(),
+            ..Default::default()
+        };
         let mut wire = self.wire();
         let reply = self.call("open namespace", wire.open(self.request(request))).await?;
         let id = <[u8; 32]>::try_from(reply.namespace_id.as_ref()).map_err(|_wrong_length| {

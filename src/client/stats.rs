@@ -1,6 +1,6 @@
 //! What a server holds and has done.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use kvstrata_proto::v1;
 use kvstrata_tiers::{error::Result, tier::Tier};
@@ -41,6 +41,21 @@ pub struct Stats {
     pub namespaces: Vec<NamespaceStats>,
     /// What a person should know now.
     pub warnings: Vec<String>,
+    /// Leases since the start, by what became of them; `None` for whoever is no operator.
+    pub lease_totals: Option<LeaseTotals>,
+}
+
+/// Leases since the start: `granted` is the sum of the others and of those in force.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct LeaseTotals {
+    /// Given out.
+    pub granted: u64,
+    /// Given back.
+    pub released: u64,
+    /// Ended by their deadline.
+    pub expired: u64,
+    /// Ended with their session.
+    pub session_ended: u64,
 }
 
 /// One tier.
@@ -98,6 +113,24 @@ pub struct NamespaceStats {
     pub lookups: TierTotals,
     /// Blocks stored since the start.
     pub put_blocks: u64,
+    /// What was declared, by field, as text; empty for an opaque namespace. Of hash root, LoRA and salt
+    /// a digest.
+    pub declared: BTreeMap<&'static str, String>,
+    /// The last few that opened it since the start, oldest first.
+    pub openers: Vec<Opener>,
+}
+
+/// Who opened a namespace, in its own words.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Opener {
+    /// The engine instance.
+    pub instance: String,
+    /// The host it runs on.
+    pub node: String,
+    /// The client it runs, like `kvstrata 0.1.0`.
+    pub client_version: String,
+    /// How long ago, in milliseconds.
+    pub opened_ms_ago: u64,
 }
 
 impl Stats {
@@ -143,6 +176,7 @@ impl From<v1::StatsResponse> for Stats {
             lookups: wire.lookups.unwrap_or_default().into(),
             namespaces: wire.namespaces.into_iter().map(NamespaceStats::from).collect(),
             warnings: wire.warnings,
+            lease_totals: wire.lease_totals.map(LeaseTotals::from),
         }
     }
 }
@@ -193,6 +227,45 @@ impl From<v1::NamespaceStats> for NamespaceStats {
             bytes: wire.bytes,
             lookups: wire.lookups.unwrap_or_default().into(),
             put_blocks: wire.put_blocks,
+            declared: wire.declared.map(by_field).unwrap_or_default(),
+            openers: wire.openers.into_iter().map(Opener::from).collect(),
         }
+    }
+}
+
+fn by_field(declared: v1::Namespace) -> BTreeMap<&'static str, String> {
+    let parts: Vec<_> = declared
+        .parts
+        .iter()
+        .map(|part| format!("{}/{}: {} B", part.group, part.rank, part.bytes))
+        .collect();
+    BTreeMap::from([
+        ("model", declared.model),
+        ("weights", declared.weights),
+        ("engine", declared.engine),
+        ("layout", declared.layout),
+        ("dtype", declared.dtype),
+        ("block_tokens", declared.block_tokens.to_string()),
+        ("parts", parts.join(", ")),
+        ("split", declared.split),
+        ("hash_algorithm", declared.hash_algorithm),
+        ("hash_bytes", declared.hash_bytes.to_string()),
+        ("hash_root", hex::encode(&declared.hash_root)),
+        ("lora", hex::encode(&declared.lora)),
+        ("cache_salt", hex::encode(&declared.cache_salt)),
+    ])
+}
+
+impl From<v1::Opener> for Opener {
+    fn from(wire: v1::Opener) -> Self {
+        let v1::Opener { instance, node, client_version, opened_ms_ago, .. } = wire;
+        Self { instance, node, client_version, opened_ms_ago }
+    }
+}
+
+impl From<v1::LeaseTotals> for LeaseTotals {
+    fn from(wire: v1::LeaseTotals) -> Self {
+        let v1::LeaseTotals { granted, released, expired, session_ended } = wire;
+        Self { granted, released, expired, session_ended }
     }
 }

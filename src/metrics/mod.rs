@@ -318,6 +318,12 @@ impl ServerMetrics {
         self.leases_ended.get_or_create(&ByEnd { reason }).inc_by(count);
     }
 
+    /// Leases that ended so, since the start.
+    #[must_use]
+    pub fn leases_ended(&self, reason: LeaseEnd) -> u64 {
+        self.leases_ended.get_or_create(&ByEnd { reason }).get()
+    }
+
     /// Blocks that lookups said this about, since the start.
     #[must_use]
     pub fn lookup_blocks(&self, answer: Answer) -> u64 {

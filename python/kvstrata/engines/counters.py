@@ -11,6 +11,8 @@ __all__ = ["CALL_BUDGET", "Counters"]
 
 CALL_BUDGET = 0.001
 """Seconds that a call on an engine's scheduler may take."""
+_CALLS_MAX = 4096
+"""Times of calls that are kept for who does not take them."""
 
 
 class Counters:
@@ -20,6 +22,8 @@ class Counters:
         self._lock = threading.Lock()
         self._sums: dict[str, int] = {}
         self._slowest = 0.0
+        self._took: list[float] = []
+        self._longest_often = 0.0
 
     def add(self, name: str, count: int = 1) -> None:
         """Adds to a sum."""
@@ -27,10 +31,11 @@ class Counters:
             self._sums[name] = self._sums.get(name, 0) + count
 
     @contextmanager
-    def call(self) -> Iterator[None]:
+    def call(self, *, often: bool = False) -> Iterator[None]:
         """Measures one call on the scheduler's thread.
 
-        `calls` counts them, `slow_calls` those over `CALL_BUDGET`; `slowest` has the longest.
+        `calls` counts them, `slow_calls` those over `CALL_BUDGET`; `slowest` has the longest. Of
+        calls that come `often`, such as one for each block, `take_calls` has the longest only.
         """
         begun = time.perf_counter()
         try:
@@ -42,6 +47,19 @@ class Counters:
                 if took > CALL_BUDGET:
                     self._sums["slow_calls"] = self._sums.get("slow_calls", 0) + 1
                 self._slowest = max(self._slowest, took)
+                if often:
+                    self._longest_often = max(self._longest_often, took)
+                elif len(self._took) < _CALLS_MAX:
+                    self._took.append(took)
+
+    def take_calls(self) -> list[float]:
+        """Seconds that calls took since the last time."""
+        with self._lock:
+            took, self._took = self._took, []
+            if self._longest_often:
+                took.append(self._longest_often)
+                self._longest_often = 0.0
+            return took
 
     @property
     def slowest(self) -> float:

@@ -16,7 +16,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from .. import (
     CancelledError,
@@ -54,6 +54,8 @@ _REFUSED = (InvalidError, LayoutMismatchError, UnsupportedError)
 """A namespace that was answered so is not tried again."""
 
 _T = TypeVar("_T")
+Hashes: TypeAlias = Sequence[bytes] | bytearray
+"""One by one, or packed, which takes a tenth of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +98,30 @@ class Space:
         """Whether requests are begun at all."""
         return self._namespace is not None
 
-    def lookup(self, hashes: Sequence[bytes], *, tag: object, lease: float | None = None) -> bool:
-        """Begins a lookup; with `lease`, what it finds in dram is kept for so many seconds."""
+    def lookup(
+        self,
+        hashes: Hashes,
+        *,
+        tag: object,
+        lease: float | None = None,
+        sparse: bool = False,
+    ) -> bool:
+        """Begins a lookup; with `lease`, what it finds in dram is kept for so many seconds.
+
+        With `sparse`, it also says what there is behind the first gap.
+        """
         timeout = self._link.settings.timeout
         return self._begin(
             "lookup",
             tag,
             lambda namespace, queue, tag: namespace.submit_lookup(
-                hashes, lease=lease, timeout=timeout, queue=queue, tag=tag
+                hashes, lease=lease, sparse=sparse, timeout=timeout, queue=queue, tag=tag
             ),
         )
 
     def load(
         self,
-        hashes: Sequence[bytes],
+        hashes: Hashes,
         buffers: Iterable[Any],
         *,
         tag: object,
@@ -139,7 +151,7 @@ class Space:
 
     def store(
         self,
-        hashes: Sequence[bytes],
+        hashes: Hashes,
         values: Iterable[Any],
         *,
         tag: object,
@@ -165,7 +177,7 @@ class Space:
             ),
         )
 
-    def prefetch(self, hashes: Sequence[bytes], *, tag: object) -> bool:
+    def prefetch(self, hashes: Hashes, *, tag: object) -> bool:
         """Begins to have blocks moved towards dram."""
         timeout = self._link.settings.timeout
         return self._begin(
@@ -176,7 +188,7 @@ class Space:
             ),
         )
 
-    def touch(self, hashes: Sequence[bytes], *, tag: object) -> bool:
+    def touch(self, hashes: Hashes, *, tag: object) -> bool:
         """Begins to mark blocks as used now."""
         timeout = self._link.settings.timeout
         return self._begin(
@@ -187,7 +199,7 @@ class Space:
             ),
         )
 
-    def lookup_now(self, hashes: Sequence[bytes], *, lease: float | None = None) -> Lookup | None:
+    def lookup_now(self, hashes: Hashes, *, lease: float | None = None) -> Lookup | None:
         """Looks blocks up, within `Settings.timeout`."""
         timeout = self._link.settings.timeout
         return self._await(
@@ -196,7 +208,7 @@ class Space:
 
     def load_now(
         self,
-        hashes: Sequence[bytes],
+        hashes: Hashes,
         buffers: Iterable[Any],
         *,
         lease: Lease | None = None,
@@ -212,7 +224,7 @@ class Space:
         )
 
     def store_now(
-        self, hashes: Sequence[bytes], values: Iterable[Any], *, parent: bytes | None = None
+        self, hashes: Hashes, values: Iterable[Any], *, parent: bytes | None = None
     ) -> PutResult | None:
         """Stores from the engine's memory, within `Settings.store_timeout`."""
         timeout = self._link.settings.store_timeout

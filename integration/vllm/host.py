@@ -1,0 +1,154 @@
+"""Runs vLLM engines, one after another, for `engine.py`, which starts it and says what to do.
+
+One command a line on stdin, as JSON: `{"do": NAME, ...}`; one answer a line on what was stdout.
+vLLM's own output goes to stderr. Engines run in this process, so that it is imported once.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+answers = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)
+sys.path.insert(0, str(Path(__file__).parent))
+
+import vllm  # noqa: E402
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # noqa: E402
+
+_SETTLE = 60.0
+"""Seconds after which transfers that do not end are an error."""
+
+
+class Host:
+    """The commands: each public method is one."""
+
+    def __init__(self) -> None:
+        self._llm: Any = None
+
+    def open(self, **settings: Any) -> dict[str, Any]:
+        """Makes an engine; `settings` are those of `vllm.LLM`."""
+        begun = time.perf_counter()
+        self._llm = vllm.LLM(**settings)
+        return {"seconds": time.perf_counter() - begun}
+
+    def close(self) -> dict[str, Any]:
+        """Ends the engine."""
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None
+            cleanup_dist_env_and_memory()
+            gc.collect()
+        return {}
+
+    def generate(
+        self, prompts: list[list[int] | str], tokens: int, salt: str | None = None
+    ) -> dict[str, Any]:
+        """Greedy tokens, their log-probabilities, and what the engine found in caches."""
+        before = self._counted()
+        begun = time.perf_counter()
+        outputs = self._llm.generate(
+            [
+                ({"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt})
+                | ({"cache_salt": salt} if salt else {})
+                for prompt in prompts
+            ],
+            vllm.SamplingParams(temperature=0.0, max_tokens=tokens, logprobs=1, ignore_eos=True),
+            use_tqdm=False,
+        )
+        seconds = time.perf_counter() - begun
+        after = self._counted()
+        results = []
+        for output in outputs:
+            best = output.outputs[0]
+            steps = zip(best.token_ids, best.logprobs, strict=True)
+            chances = [step[token].logprob for token, step in steps]
+            results.append(
+                {
+                    "prompt_tokens": len(output.prompt_token_ids),
+                    "text": best.text,
+                    "tokens": list(best.token_ids),
+                    "logprobs": chances,
+                    "reason": best.finish_reason,
+                    "first_token": output.metrics.first_token_latency,
+                }
+            )
+        counted = {name: after[name] - before.get(name, 0) for name in after}
+        return {"results": results, "seconds": seconds, "counted": counted}
+
+    def abort(self, prompt: list[int], steps: int) -> dict[str, Any]:
+        """Gives up a request after so many steps."""
+        engine = self._llm.llm_engine
+        parameters = vllm.SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True)
+        request = f"aborted-{time.monotonic_ns()}"
+        engine.add_request(request, {"prompt_token_ids": prompt}, parameters)
+        for _ in range(steps):
+            engine.step()
+        engine.abort_request([request])
+        engine.step()
+        return {}
+
+    def settle(self) -> dict[str, Any]:
+        """Has the engine step until no block is on its way any more."""
+        end = time.monotonic() + _SETTLE
+        while self._scheduler().connector.has_pending_push_work():
+            assert time.monotonic() < end, "transfers do not end"
+            self._llm.llm_engine.step()
+            time.sleep(0.001)
+        return {}
+
+    def empty(self) -> dict[str, Any]:
+        """Forgets all blocks, in the engine's cache and in the primary tier."""
+        return {"done": self._llm.reset_prefix_cache(reset_connector=True)}
+
+    def tier(self) -> dict[str, Any]:
+        """What the tier counted so far, and the longest of its calls since it was asked last."""
+        tier = self._scheduler().connector.connector_scheduler.manager.secondary_tiers[0]
+        counters = tier._counters
+        slowest, counters._slowest = counters.slowest, 0.0
+        return {
+            "counts": counters.snapshot(),
+            "slowest": slowest,
+            "requests": len(tier._lookups._requests),
+            "groups": len(tier._spaces),
+            "ready": all(space.ready for space in tier._spaces.values()),
+        }
+
+    def _scheduler(self) -> Any:
+        return self._llm.llm_engine.engine_core.engine_core.scheduler
+
+    def _counted(self) -> dict[str, float]:
+        """The counters of vLLM that are about caches."""
+        counted = {}
+        for metric in self._llm.get_metrics():
+            value = getattr(metric, "value", None)
+            if value is not None and ("prefix_cache" in metric.name or "offload" in metric.name):
+                labels = ",".join(
+                    f"{name}={label}"
+                    for name, label in sorted(metric.labels.items())
+                    if name not in ("engine", "model_name")
+                )
+                counted[f"{metric.name}{{{labels}}}" if labels else metric.name] = value
+        return counted
+
+
+def main() -> None:
+    """Does what it is told until stdin ends."""
+    host = Host()
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            answer = getattr(host, command.pop("do"))(**command)
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+    host.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""Detectors of slow tiers, which are vLLM's affair."""
+
+
+class BackpressureDetector:
+    """One of them."""

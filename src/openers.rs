@@ -1,0 +1,79 @@
+//! Who opened which namespace: what a person asks who wonders whether two engines share their blocks.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Openers that are remembered of one namespace: more engines than one looks at by eye.
+const OPENERS_MAX: usize = 32;
+
+/// Who opened a namespace, in its own words.
+#[derive(Debug, Clone)]
+pub struct Opener {
+    /// The engine instance.
+    pub instance: String,
+    /// The host it runs on.
+    pub host: String,
+    /// The zone of that.
+    pub zone: String,
+    /// What client it runs, like `kvstrata 0.1.0`.
+    pub client_version: String,
+    /// When it opened it, the last time.
+    pub at: Instant,
+}
+
+/// The last few openers of each namespace since the start. Nothing is decided by them.
+#[derive(Debug, Default)]
+pub struct Openers(Mutex<HashMap<u32, Vec<Opener>>>);
+
+impl Openers {
+    /// The namespace of this index was opened; the same instance on the same host counts once.
+    pub fn note(&self, namespace: u32, opener: Opener) {
+        let mut known = self.0.lock();
+        let openers = known.entry(namespace).or_default();
+        openers.retain(|known| known.instance != opener.instance || known.host != opener.host);
+        if openers.len() >= OPENERS_MAX {
+            openers.remove(0);
+        }
+        openers.push(opener);
+    }
+
+    /// Who opened it, oldest first.
+    #[must_use]
+    pub fn of(&self, namespace: u32) -> Vec<Opener> {
+        self.0.lock().get(&namespace).cloned().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opener(number: usize, host: &str) -> Opener {
+        Opener {
+            instance: format!("vllm-{number}"),
+            host: host.to_owned(),
+            zone: String::new(),
+            client_version: "kvstrata 0.1.0".to_owned(),
+            at: Instant::now(),
+        }
+    }
+
+    #[test]
+    fn an_instance_counts_once_and_the_oldest_are_forgotten() {
+        let openers = Openers::default();
+        openers.note(1, opener(0, "a"));
+        openers.note(1, opener(0, "b"));
+        openers.note(1, opener(0, "a"));
+        let hosts: Vec<_> = openers.of(1).into_iter().map(|opener| opener.host).collect();
+        assert_eq!(hosts, ["b", "a"]);
+        for number in 1..=OPENERS_MAX {
+            openers.note(1, opener(number, "a"));
+        }
+        let known = openers.of(1);
+        assert_eq!(known.len(), OPENERS_MAX);
+        assert_eq!(known[0].instance, "vllm-1");
+        assert!(openers.of(2).is_empty());
+    }
+}
