@@ -1,4 +1,4 @@
-"""KvstrataTier in a real vLLM: the same tokens as without it, from whatever tier they come."""
+"""Both adapters in a real vLLM: the same tokens as without it, from whatever tier they come."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_blocks_outlive_the_engine_then_the_server_then_its_disk(
     )
     tier = {"endpoint": server.grpc}
 
-    first = Engine(logs / "first.log")
+    first = Engine(logs / "first.log", engine.adapter)
     first.open("smollm2")
     expected = first.generate(PROMPT)
     assert expected.external_hits == 0

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -122,9 +123,7 @@ class DeviceCopier:
     """
 
     def __init__(self, groups: Groups, blocks: int, slots: int) -> None:
-        import torch
-
-        self._torch = torch
+        torch = self._torch = import_module("torch")
         self._device = groups[0][0].tensor.device
         starts = _starts(groups)
         self.slot_bytes = starts[-1]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ... import InvalidError
 from ...engines import Identity
 from ..identity import of_engine
+from ..versions import check as release
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ALSO", "Options", "check", "identify"]
 
-_LAYOUT = "connector/vllm-0.32"
-"""The release of vLLM since which the dimensions of a cache tensor mean what they mean."""
 _STAGING_BYTES = 256 << 20
 _STAGING_BYTES_MAX = 64 << 30
 
@@ -93,13 +92,17 @@ def check(config: VllmConfig, caches: KVCacheConfig) -> int:
 def identify(config: VllmConfig, block_tokens: int, options: Options) -> Callable[[Plan], Identity]:
     """What names the bytes of this engine, given the parts that its workers have."""
     shared, parallel = of_engine(config, options.model), config.parallel_config
+    model, stored = config.model_config, config.cache_config.cache_dtype
+    dtype = str(model.dtype if stored == "auto" else stored).removeprefix("torch.")
 
     def name(plan: Plan) -> Identity:
         return Identity(
             **shared,
+            model=str(model.model),
+            dtype=dtype,
             block_tokens=block_tokens,
             parts=plan.parts,
-            layout=f"{_LAYOUT}/{plan.layout}",
+            layout=f"connector/{release()}/{plan.layout}",
             split=f"tp:{parallel.tensor_parallel_size},pp:{parallel.pipeline_parallel_size}",
         )
 

@@ -49,7 +49,8 @@ class _Request:
     runs: list[Run] = field(default_factory=list)
     lease: Lease | None = None
     again_at: float | None = None
-    fetching: bool = False
+    fetched: int | None = None
+    """The first block that was fetched from object."""
     computed: int = 0
     """Tokens that the engine had by itself when it was told of more."""
     loading: bool = False
@@ -244,6 +245,7 @@ class SchedulerHalf:
             if self._space.lookup(hashes, lease=LEASE_SECONDS, tag=tag):
                 self._counters.add("lookups")
                 return True
+            self._counters.add("not_ready_blocks", len(hashes))
         # Known for now, and asked again if it has to queue for long.
         state.known, state.found = True, 0
         return True
@@ -276,6 +278,17 @@ class SchedulerHalf:
                 break
             state.found = run.end
         state.known = True
+        self._count(state)
+
+    def _count(self, state: _Request) -> None:
+        counters, total = self._counters, len(state.request.block_hashes)
+        for run in state.runs:
+            if run.end <= state.found:
+                counters.add(f"hit_{run.tier}_blocks", run.end - run.start)
+        if state.fetched is not None and state.fetched < state.found:
+            counters.add("prefetched_blocks", state.found - state.fetched)
+        if state.found < total:
+            counters.add("miss_blocks", total - state.found)
 
     def _awaits(self, state: _Request, found: Lookup, run: Run) -> bool:
         """Whether this run is waited for: it is being put, or is moved here from object."""
@@ -285,11 +298,11 @@ class SchedulerHalf:
         now = time.monotonic()
         if now - state.asked_at >= patience:
             return False
-        if not run.pending and not state.fetching:
+        if not run.pending and state.fetched is None:
             wanted = state.request.block_hashes[run.start : found.prefix_blocks]
-            state.fetching = self._space.prefetch(wanted, tag=(state, state.turn))
-            if not state.fetching:
+            if not self._space.prefetch(wanted, tag=(state, state.turn)):
                 return False
+            state.fetched = run.start
         state.again_at = now + AGAIN_SECONDS
         return True
 
@@ -327,7 +340,7 @@ class SchedulerHalf:
         self._release(state)
         state.turn += 1
         state.asked_at = state.again_at = state.saved = None
-        state.known = state.fetching = False
+        state.known, state.fetched = False, None
         state.found, state.runs = 0, []
 
     def _release(self, state: _Request) -> None:

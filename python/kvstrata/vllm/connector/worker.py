@@ -138,7 +138,7 @@ class WorkerHalf:
     def preempt(self, step: Step) -> None:
         """Before anything of this step is written: forgets saves of blocks that are lost."""
         if step.preempted:
-            self._drop(lambda save: save.save.request in step.preempted, "save_preempted_blocks")
+            self._drop(lambda save: save.save.request in step.preempted, "preempted_blocks")
 
     def load(self, step: Step) -> None:
         """Begins the loads of this step."""
@@ -161,7 +161,7 @@ class WorkerHalf:
         self._read()
         if self._windows:
             # A window moves on with the next step, and its blocks go to others.
-            self._drop(lambda save: True, "save_shed_blocks")
+            self._drop(lambda save: True, "shed_blocks")
 
     def results(self, step: Step) -> tuple[set[str], set[str], set[str]]:
         """Requests whose blocks have been read, of those that are owed; whose loads have ended;
@@ -187,10 +187,15 @@ class WorkerHalf:
         failed, self._failed = self._failed, {}
         return Progress(through, failed)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._loads or self._saves or self._copying or self._stores)
+
     def close(self) -> None:
         """Waits for what is being stored, for a bounded time."""
         end = time.monotonic() + CLOSE_SECONDS
-        while (self._saves or self._copying or self._stores) and time.monotonic() < end:
+        while self.is_busy and time.monotonic() < end:
             self._proceed()
             time.sleep(0.001)
         self._link.close()
@@ -221,7 +226,7 @@ class WorkerHalf:
         self._ask()
         self._read()
         late = time.monotonic() - self._link.settings.timeout
-        self._drop(lambda save: save.since < late, "save_shed_blocks")
+        self._drop(lambda save: save.since < late, "shed_blocks")
 
     def _ask(self) -> None:
         """Asks for as much of the loads as there are slots for; takes those that have ended."""
@@ -269,7 +274,7 @@ class WorkerHalf:
             self._save_slots += piece.slots
             if done.result is not None:
                 for outcome in set(done.result.outcomes):
-                    self._counters.add(f"{outcome}_blocks", done.result.count(outcome))
+                    self._counters.add(f"put_{outcome}_blocks", done.result.count(outcome))
             return
         whole = len(piece.slots)
         good = 0 if done.result is None else done.result.prefix_blocks
@@ -292,7 +297,7 @@ class WorkerHalf:
                 self._stores += 1
             else:
                 self._save_slots += piece.slots
-                self._counters.add("save_lost_blocks", len(piece.slots))
+                self._counters.add("not_stored_blocks", len(piece.slots))
 
     def _finish(self, load: _Load) -> None:
         self._received.add(load.request)
@@ -300,7 +305,7 @@ class WorkerHalf:
         good = count if load.good is None else load.good
         self._counters.add("loaded_blocks", good)
         if good < count:
-            self._counters.add("load_failed_blocks", count - good)
+            self._counters.add("not_loaded_blocks", count - good)
             self._failed[load.request] = good
             if self._groups == 1:
                 self._errors.update(load.load.blocks[0][good:])
