@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, path::Path};
 
+use kvstrata_proto::v1::GetRequest;
+
 use crate::{
     harness::Server,
     wire::{Wire, namespace},
@@ -53,7 +55,8 @@ async fn lookups_by_answer_sum_to_what_was_asked() {
     assert_eq!(answer("pending").await, 1.0);
     assert_eq!(answer("miss").await, 8.0);
     assert_eq!(server.metric("kvstrata_lookup_asked_blocks_total").await, 12.0);
-    wire.get(&[1, 2, 4, 9]).await;
+    let request = GetRequest { deadline_ms: 50, ..wire.get_request([1, 2, 9, 4]) };
+    wire.read(request, 4).await.unwrap();
     assert_eq!(server.metric("kvstrata_get_blocks_total{tier=\"dram\"}").await, 2.0);
     let missed = async |reason: &str| {
         server.metric(&format!("kvstrata_get_missed_blocks_total{{reason=\"{reason}\"}}")).await

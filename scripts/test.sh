@@ -50,7 +50,8 @@ summary() {
 trap summary EXIT
 
 lint_scripts() {
-  .venv/bin/shellcheck scripts/*.sh benches/peers/*.sh examples/*/*.sh integration/vm/*.sh .ci/run
+  .venv/bin/shellcheck scripts/*.sh benches/peers/*.sh examples/*/*.sh integration/*.sh \
+    integration/lmcache/*.sh integration/vm/*.sh .ci/run
   .venv/bin/ruff check --quiet --no-cache .
   .venv/bin/ruff format --quiet --no-cache --check .
 }

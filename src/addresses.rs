@@ -11,6 +11,7 @@ use crate::{
     id,
     metrics::Door,
     node::{BulkPort, Member, Members},
+    resp,
     server::ServeError,
     trust::Trust,
 };
@@ -24,6 +25,8 @@ pub struct Addresses {
     pub http: SocketAddr,
     /// The bulk port, if it listens on TCP.
     pub bulk: Option<SocketAddr>,
+    /// The RESP listener, if there is one.
+    pub resp: Option<SocketAddr>,
 }
 
 /// Listens on TCP.
@@ -70,6 +73,17 @@ pub(crate) async fn listen_bulk(
     }
     let port = (!listeners.is_empty()).then_some(port);
     Ok((listeners, bound, port))
+}
+
+/// Listens for RESP, if that is asked for.
+pub(crate) async fn listen_resp(
+    config: &Config,
+    trust: &Trust,
+) -> Result<Option<(resp::Listener, SocketAddr)>, ServeError> {
+    let Some(address) = config.server.resp_address() else { return Ok(None) };
+    let (tcp, at) = listen("server.resp_listen", address).await?;
+    let entry = trust.entry(Door::Resp, resp::plain_answer());
+    Ok(Some((resp::Listener { tcp, entry }, at)))
 }
 
 /// The host that clients reach this node at, and its `host:port` of gRPC.

@@ -11,6 +11,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     auth::Bearer,
+    events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
     metrics::ServerMetrics,
@@ -37,6 +38,8 @@ pub struct Node {
     pub namespaces: Arc<NamespaceTable>,
     /// Who opened them.
     pub openers: Openers,
+    /// What engines have told of blocks.
+    pub(crate) told: Subscriptions,
     /// The leases.
     pub leases: Leases,
     /// The sessions.

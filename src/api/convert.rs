@@ -185,7 +185,7 @@ pub(super) fn counts(counts: TierCounts) -> wire::TierCounts {
 
 /// Counts by tier, as labels.
 #[must_use]
-pub(super) fn answers(counts: TierCounts) -> [(Answer, u32); 5] {
+pub(crate) fn answers(counts: TierCounts) -> [(Answer, u32); 5] {
     [
         (Answer::Dram, counts.dram),
         (Answer::Nvme, counts.nvme),

@@ -28,6 +28,7 @@ use tonic::{
 use super::*;
 use crate::{
     auth::Gate,
+    events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
     metrics::ServerMetrics,
@@ -60,6 +61,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         stack,
         namespaces,
         openers: Openers::default(),
+        told: Subscriptions::default(),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
         metrics,

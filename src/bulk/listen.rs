@@ -2,21 +2,18 @@
 
 use std::{
     io,
-    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use futures_util::FutureExt;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener, UnixStream},
 };
-use tracing::error;
 
 use super::{Bulk, connection};
 use crate::{
-    api::incoming::{Place, Places, accept},
+    api::incoming::{self, Place, Places, accept},
     shm::{self, socket::Files},
     tls::Entry,
 };
@@ -91,22 +88,12 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
     }
 }
 
-/// Serves one connection; a panic ends it and nothing else.
+/// Serves one connection.
 fn spawn<R, W>(bulk: Arc<Bulk>, (from, to): (R, W), files: Option<Arc<Files>>, place: Place)
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    let tasks = bulk.node.tasks.clone();
-    let stop = tasks.stop_token();
-    tasks.spawn("bulk connection", async move {
-        let _place = place;
-        let panics = bulk.node.metrics.request_panics.clone();
-        let serving =
-            AssertUnwindSafe(Box::pin(connection::run(bulk, from, to, files))).catch_unwind();
-        if let Some(Err(_panic)) = stop.run_until_cancelled(serving).await {
-            panics.inc();
-            error!("bulk connection panicked");
-        }
-    });
+    let node = Arc::clone(&bulk.node);
+    incoming::serve(&node, "bulk connection", place, connection::run(bulk, from, to, files));
 }

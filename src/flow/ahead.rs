@@ -135,17 +135,19 @@ impl Loads {
             Err(why) => return found(Err(why)),
         };
         match self.stack.get_dram(&self.namespace, hash, &self.parts) {
+            Ok(Some(Fetch::Pending) | None) => Err(self.load(hash)),
             Ok(Some(fetch)) => found(Ok(fetch)),
             Err(why) => found(Err(why)),
-            Ok(None) => Err(self.load(hash)),
         }
     }
 
+    /// Waits for a put of the block that is in flight, and loads it unless dram has it then.
     fn load(&self, hash: BlockHash) -> BoxFuture<'static, Load> {
         let (stack, namespace) = (self.stack.clone(), Arc::clone(&self.namespace));
         let (promotions, parts) = (Arc::clone(&self.promotions), Arc::clone(&self.parts));
         let deadline = self.deadline;
         Box::pin(async move {
+            stack.settled(&namespace, hash, deadline).await;
             let started = Instant::now();
             let loading = stack.get_within(&promotions, &namespace, hash, &parts, deadline);
             Load { fetch: loading.await, elapsed: started.elapsed() }
@@ -169,6 +171,36 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_put_in_flight_is_waited_for_within_the_deadline() {
+        let fixture = Fixture::new(1 << 20, Vec::new()).unwrap();
+        let namespace = fixture.namespace("m", &[4096]).unwrap();
+        let mut batch = fixture.offer(&namespace, &[1, 2], None).unwrap();
+        let mut ahead = Ahead::new(
+            Loads {
+                promotions: Arc::new(fixture.stack.promotions()),
+                stack: fixture.stack.clone(),
+                namespace: Arc::clone(&namespace),
+                hashes: pack(&[1, 2]).into(),
+                parts: Vec::new().into(),
+                deadline: Instant::now() + 3 * SECOND,
+            },
+            2,
+        );
+        let start = Instant::now();
+        let put = async {
+            sleep(SECOND).await;
+            fixture.write(&mut batch, &namespace, (0, 1), 0).unwrap();
+        };
+        let (load, ()) = tokio::join!(ahead.next(), put);
+        let load = load.unwrap();
+        assert!(matches!(load.fetch, Ok(Fetch::Hit(_))));
+        assert_eq!(load.elapsed, Duration::ZERO, "a tier is not slow because a put is");
+        assert_eq!(start.elapsed(), SECOND);
+        assert!(matches!(ahead.next().await.unwrap().fetch, Ok(Fetch::Pending)));
+        assert_eq!(start.elapsed(), 3 * SECOND);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn cold_blocks_load_while_those_of_dram_are_sent_and_all_come_in_order() {

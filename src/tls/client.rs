@@ -11,7 +11,7 @@ use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{VERSIONS, certificates, key, protocol, provider};
+use super::{VERSIONS, certificates, key, protocols, provider};
 use crate::metrics::Door;
 
 /// How a client makes sure whom it speaks to, and shows who it is. The files are read once, when it
@@ -65,7 +65,7 @@ impl Dialer {
                         .map_err(|error| Error::invalid(format!("tls client: {error}")))?
                 }
             };
-            config.alpn_protocols = vec![protocol(door).to_vec()];
+            config.alpn_protocols = protocols(door);
             Ok(Arc::new(config))
         };
         Ok(Self { grpc: door(Door::Grpc)?, bulk: door(Door::Bulk)?, http: door(Door::Http)?, name })
@@ -88,6 +88,8 @@ impl Dialer {
             Door::Grpc => &self.grpc,
             Door::Bulk => &self.bulk,
             Door::Http => &self.http,
+            // Clients of ours do not speak it.
+            Door::Resp => return Err(Error::new(ErrorKind::Unsupported, doing())),
         };
         let unreached = |error| Error::new(ErrorKind::Unavailable, doing()).because(error);
         let io = TcpStream::connect(address).await.map_err(unreached)?;

@@ -36,6 +36,7 @@ mod promotions;
 mod put;
 mod remove;
 mod room;
+mod settled;
 mod verbs;
 
 use std::{
@@ -51,7 +52,8 @@ use tokio::time::Instant;
 
 pub(crate) use self::context::ContextId;
 use self::{
-    above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight, room::Cadence,
+    above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight,
+    room::Cadence, settled::Settled,
 };
 pub use self::{
     block::{Block, PartBytes},
@@ -107,6 +109,7 @@ pub(crate) struct Shared {
     costs: Costs,
     flights: SingleFlight,
     demotions: SingleFlight,
+    settled: Settled,
     early: Early,
     metrics: TierMetrics,
     failed_reads: Seldom,
@@ -150,6 +153,7 @@ impl Stack {
             costs: Costs::default(),
             flights: SingleFlight::default(),
             demotions: SingleFlight::default(),
+            settled: Settled::default(),
             early: Early::default(),
             metrics,
             failed_reads: Seldom::default(),

@@ -7,6 +7,7 @@ made: what goes wrong is a miss and a counter.
 from .counters import Counters
 from .identity import Identity, Opaque
 from .link import Done, Link, Space
+from .promises import Promises
 from .settings import Settings
 
-__all__ = ["Counters", "Done", "Identity", "Link", "Opaque", "Settings", "Space"]
+__all__ = ["Counters", "Done", "Identity", "Link", "Opaque", "Promises", "Settings", "Space"]

@@ -125,13 +125,13 @@ class Space:
         buffers: Iterable[Any],
         *,
         tag: object,
+        parts: Sequence[int] | None = None,
         lease: Lease | None = None,
         stop_at_miss: bool = True,
-        parts: Sequence[int] | None = None,
     ) -> bool:
         """Begins a load into the engine's memory; `result.prefix_blocks` says how many it has.
 
-        `parts` names some of the declared parts by their indices; without it all are meant.
+        `parts` are the indices of those parts of a block that are meant, as for a store.
         """
         timeout = self._link.settings.load_timeout
         return self._begin(
@@ -155,13 +155,10 @@ class Space:
         values: Iterable[Any],
         *,
         tag: object,
-        parent: bytes | None = None,
         parts: Sequence[int] | None = None,
+        parent: bytes | None = None,
     ) -> bool:
-        """Begins a store of blocks in chain order, from the engine's memory.
-
-        `parts` as in `load`.
-        """
+        """Begins a store of blocks in chain order, from the engine's memory."""
         timeout = self._link.settings.store_timeout
         return self._begin(
             "store",
@@ -199,18 +196,41 @@ class Space:
             ),
         )
 
-    def lookup_now(self, hashes: Hashes, *, lease: float | None = None) -> Lookup | None:
+    def wait(self, timeout: float) -> bool:
+        """Waits until it is ready, unless the server is away, for so many seconds at most."""
+        link = self._link
+        with link.changed:
+            link.changed.wait_for(
+                lambda: self.ready or link.is_away or self.refused is not None, timeout
+            )
+        return self.ready
+
+    def lookup_now(
+        self, hashes: Hashes, *, lease: float | None = None, sparse: bool = False
+    ) -> Lookup | None:
         """Looks blocks up, within `Settings.timeout`."""
         timeout = self._link.settings.timeout
         return self._await(
-            "lookup", lambda space: space.lookup(hashes, lease=lease, timeout=timeout)
+            "lookup",
+            lambda space: space.lookup(hashes, lease=lease, sparse=sparse, timeout=timeout),
         )
+
+    def prefetch_now(self, hashes: Hashes) -> tuple[int, int] | None:
+        """Asks for blocks to be moved towards dram, within `Settings.timeout`."""
+        timeout = self._link.settings.timeout
+        return self._await("prefetch", lambda space: space.prefetch(hashes, timeout=timeout))
+
+    def remove_now(self, hashes: Hashes) -> int | None:
+        """Removes blocks from every tier, within `Settings.timeout`; says how many there were."""
+        timeout = self._link.settings.timeout
+        return self._await("remove", lambda space: space.remove(hashes, timeout=timeout))
 
     def load_now(
         self,
         hashes: Hashes,
         buffers: Iterable[Any],
         *,
+        parts: Sequence[int] | None = None,
         lease: Lease | None = None,
         stop_at_miss: bool = True,
     ) -> GetResult | None:
@@ -219,17 +239,28 @@ class Space:
         return self._await(
             "load",
             lambda space: space.get_into(
-                hashes, buffers, lease=lease, stop_at_miss=stop_at_miss, timeout=timeout
+                hashes,
+                buffers,
+                parts=parts,
+                lease=lease,
+                stop_at_miss=stop_at_miss,
+                timeout=timeout,
             ),
         )
 
     def store_now(
-        self, hashes: Hashes, values: Iterable[Any], *, parent: bytes | None = None
+        self,
+        hashes: Hashes,
+        values: Iterable[Any],
+        *,
+        parts: Sequence[int] | None = None,
+        parent: bytes | None = None,
     ) -> PutResult | None:
         """Stores from the engine's memory, within `Settings.store_timeout`."""
         timeout = self._link.settings.store_timeout
         return self._await(
-            "store", lambda space: space.put(hashes, values, parent=parent, timeout=timeout)
+            "store",
+            lambda space: space.put(hashes, values, parts=parts, parent=parent, timeout=timeout),
         )
 
     def _begin(
@@ -283,7 +314,10 @@ class Link:
         self.queue = CompletionQueue()
         self._name = name
         self._spaces: list[Space] = []
-        self._is_away = False
+        self.is_away = False
+        """Whether the server was lost, or could not be reached at all, and is not back yet."""
+        self.changed = threading.Condition()
+        """Told whenever the server is lost or a namespace becomes ready."""
         self._wanted = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="kvstrata-link", daemon=True)
@@ -325,11 +359,16 @@ class Link:
 
     def lost(self, error: Exception) -> None:
         """A namespace can't be used any more: tries to open it again."""
-        if not self._is_away:
-            self._is_away = True
+        if not self.is_away and not self._closed.is_set():
+            self.is_away = True
             self.counters.add("lost")
             log.warning("kvstrata: %s: %s; until it is back all are misses", self._where(), error)
+        self._tell()
         self._wanted.set()
+
+    def _tell(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
     def _where(self) -> str:
         return f"the server at {self.settings.endpoint}"
@@ -368,9 +407,10 @@ class Link:
                 log.warning("kvstrata: %s", warning)
             space._namespace = namespace
             self.counters.add("opened")
-        if self._is_away:
-            self._is_away = False
+        if self.is_away:
+            self.is_away = False
             log.warning("kvstrata: %s is back", self._where())
+        self._tell()
 
 
 def _done(request: Request[Any]) -> Done:

@@ -315,6 +315,7 @@ impl PutBatch {
         }
         let slot = (span.position, span.part);
         let seal = self.shared.map.with(at, |shard| self.store_part(shard, at, part, writer, sum));
+        self.shared.settled.tell();
         match seal {
             Seal::Gone => {
                 self.settle(span.position);
@@ -439,6 +440,7 @@ impl PutBatch {
             }
             if staging.is_empty() { shard.remove(at) } else { None }
         });
+        self.shared.settled.tell();
         self.shared.forget_unread(gone);
     }
 

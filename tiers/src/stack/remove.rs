@@ -104,6 +104,7 @@ impl Shared {
             shard.remove(at)
         });
         let Some(entry) = entry else { return (false, [None, None]) };
+        self.settled.tell();
         if entry.hottest().is_none() {
             self.forget_unread(Some(entry));
             return (false, [None, None]);

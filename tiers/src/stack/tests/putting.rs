@@ -80,6 +80,59 @@ async fn two_puts_of_one_block_do_not_mix() {
     assert!(has(&fixture, &namespace, 1).await);
 }
 
+/// How long a wait for block 1 takes that begins before `end` does what ends it.
+async fn settled_after(
+    fixture: &Fixture,
+    namespace: &Arc<Namespace>,
+    end: impl AsyncFnOnce(),
+) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut waiting = std::pin::pin!(fixture.stack.settled(namespace, hash_of(1), deadline));
+    let waits = futures_util::poll!(waiting.as_mut()).is_pending();
+    end().await;
+    if waits {
+        waiting.await;
+    }
+    waits && Instant::now() < deadline
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_for_a_put_is_told_of_its_end_however_it_comes() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64, 64]).unwrap();
+    let offer = || fixture.offer(&namespace, &[1], None).unwrap();
+    let given_up = offer();
+    assert!(settled_after(&fixture, &namespace, async || drop(given_up)).await);
+    assert!(!has(&fixture, &namespace, 1).await);
+
+    let removed = offer();
+    let packed = pack(&[1]);
+    let remove = fixture.stack.remove(&namespace, Hashes::new(&packed, 32).unwrap());
+    assert!(settled_after(&fixture, &namespace, async || drop(remove.await)).await);
+    drop(removed);
+
+    let mut stored = offer();
+    fixture.write(&mut stored, &namespace, (0, 1), 0).unwrap();
+    let last = async || {
+        let outcome = fixture.write(&mut stored, &namespace, (0, 1), 1).unwrap();
+        assert_eq!(outcome, Some(PutOutcome::Stored));
+    };
+    assert!(settled_after(&fixture, &namespace, last).await);
+    assert!(has(&fixture, &namespace, 1).await);
+    assert!(!settled_after(&fixture, &namespace, async || {}).await, "nothing is in flight");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_for_a_put_ends_with_its_deadline() {
+    let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
+    let namespace = fixture.namespace("m", &[64]).unwrap();
+    let _batch = fixture.offer(&namespace, &[1], None).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(3);
+    fixture.stack.settled(&namespace, hash_of(1), deadline).await;
+    assert_eq!(Instant::now(), deadline);
+    assert!(matches!(get(&fixture, &namespace, 1).await, Fetch::Pending));
+}
+
 #[tokio::test]
 async fn an_abandoned_put_leaves_nothing() {
     let fixture = Fixture::new(4 * MIB, Vec::new()).unwrap();
