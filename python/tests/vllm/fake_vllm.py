@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -330,7 +331,7 @@ class FakeEngine:
             behind = request.num_computed_tokens + external
             if not self._grow(request, behind + count, behind):
                 continue
-            self.scheduler.allocated(request, request.blocks, external)
+            self.scheduler.allocated(request, partial(list, request.blocks), external)
             if external:
                 request.state, request.num_computed_tokens = "loading", external
                 request.external += external

@@ -136,8 +136,7 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """See `SchedulerHalf.allocated`."""
-        ids = blocks.get_block_ids() if num_external_tokens else ()
-        self._plans.allocated(request, ids, num_external_tokens)
+        self._plans.allocated(request, lambda: blocks.get_block_ids(), num_external_tokens)
 
     def get_external_cache_hit_sources(
         self, request: Any, num_external_tokens: int
