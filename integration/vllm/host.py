@@ -158,7 +158,8 @@ class Host:
         counted = {}
         for metric in self._llm.get_metrics():
             value = getattr(metric, "value", None)
-            if value is not None and ("prefix_cache" in metric.name or "offload" in metric.name):
+            of_caches = ("prefix_cache", "offload", "kvstrata", "cached_by_source")
+            if value is not None and any(part in metric.name for part in of_caches):
                 labels = ",".join(
                     f"{name}={label}"
                     for name, label in sorted(metric.labels.items())

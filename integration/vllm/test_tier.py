@@ -98,6 +98,11 @@ def found_in(engine: Engine, expected: Generated, counter: str) -> None:
     same(generated, expected)
     assert generated.external_hits >= ENOUGH
     assert grown(engine, before, counter) >= BLOCKS, engine.tier()
+    loaded = {
+        "tier": "vllm:kv_offload_kvstrata_blocks{outcome=loaded}",
+        "connector": "vllm:kvstrata_blocks{outcome=loaded}",
+    }[engine.adapter]
+    assert generated.counted[loaded] >= BLOCKS, generated.counted
     engine.settle()
 
 

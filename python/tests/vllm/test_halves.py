@@ -327,6 +327,20 @@ def test_of_a_window_only_what_is_seen_is_loaded(shared_server: Server, engine: 
     assert other.generate("hit", tokens(80)) == 76
 
 
+def test_the_first_request_of_an_engine_is_stored_too(
+    shared_server: Server, engine: Engines
+) -> None:
+    # Its blocks are read while the workers still open the namespace, and its window moves on.
+    first = FakeEngine(
+        shared_server.grpc, model="first", windows=(None, 8), staging_blocks=64, budget=16
+    )
+    space = first.scheduler._space
+    assert space is not None
+    until(lambda: space.ready)
+    fill(first, tokens(80))
+    first.close()
+
+
 def test_a_server_that_was_emptied_fills_again(start: Start, engine: Engines) -> None:
     server = start()
     first = engine(server)

@@ -355,9 +355,7 @@ def _packed(hashes: Iterable[bytes]) -> bytearray:
     return bytearray().join(hashes)
 
 
-def _runs_of(
-    request: Any, blocks: Sequence[Sequence[int]], start: int, end: int
-) -> Iterable[Save]:
+def _runs_of(request: Any, blocks: Sequence[Sequence[int]], start: int, end: int) -> Iterable[Save]:
     """Saves of blocks `start` to before `end`, without those that a group has let go of."""
     hashes = request.block_hashes
     while start < end:

@@ -81,7 +81,7 @@ class _Piece:
     first: int
     moves: list[Move]
     load: _Load | None = None
-    store: Callable[[], bool] | None = None
+    save: _Save | None = None
 
 
 class WorkerHalf:
@@ -183,7 +183,8 @@ class WorkerHalf:
 
     def progress(self) -> Progress:
         """How far this worker is."""
-        through = self._saves[0].step - 1 if self._saves else self._seen
+        saves = [*self._saves, *(piece.save for _, piece in self._copying if piece.save)]
+        through = min((save.step - 1 for save in saves), default=self._seen)
         failed, self._failed = self._failed, {}
         return Progress(through, failed)
 
@@ -272,7 +273,9 @@ class WorkerHalf:
         if piece.load is None:
             self._stores -= 1
             self._save_slots += piece.slots
-            if done.result is not None:
+            if done.result is None:
+                self._counters.add("not_stored_blocks", len(piece.slots))
+            else:
                 for outcome in set(done.result.outcomes):
                     self._counters.add(f"put_{outcome}_blocks", done.result.count(outcome))
             return
@@ -292,8 +295,10 @@ class WorkerHalf:
         elif piece.load is not None:
             self._load_slots += piece.slots
             piece.load.under_way -= 1
-        elif piece.store is not None:
-            if piece.store():
+        elif piece.save is not None:
+            if self._is_coming(piece.save.space, piece.save.since):
+                self._copying.append((fence, piece))
+            elif self._store(piece, piece.save):
                 self._stores += 1
             else:
                 self._save_slots += piece.slots
@@ -315,8 +320,6 @@ class WorkerHalf:
         assert self._copier is not None
         while self._saves and self._save_slots:
             save = self._saves[0]
-            if self._is_coming(save.space, save.since):
-                return
             left = len(save.save.hashes) - save.at
             size = min(left, self._piece_blocks, len(self._save_slots))
             self._read_piece(save, size)
@@ -334,20 +337,18 @@ class WorkerHalf:
             for slot, position in zip(slots, range(start, end), strict=True)
             for group in range(self._groups)
         ]
-        hashes = save.save.hashes
-        piece = _Piece(slots, start, moves)
+        self._copied(copier.read(moves), _Piece(slots, start, moves, save=save))
 
-        def store() -> bool:
-            return save.space.store(
-                hashes[start:end],
-                [copier.room(slot, group) for slot, group, _ in moves],
-                parent=hashes[start - 1] if start else save.save.parent,
-                parts=save.parts,
-                tag=piece,
-            )
-
-        piece.store = store
-        self._copied(copier.read(moves), piece)
+    def _store(self, piece: _Piece, save: _Save) -> bool:
+        copier, first, hashes = self._copier, piece.first, save.save.hashes
+        assert copier is not None
+        return save.space.store(
+            hashes[first : first + len(piece.slots)],
+            [copier.room(slot, group) for slot, group, _ in piece.moves],
+            parent=hashes[first - 1] if first else save.save.parent,
+            parts=save.parts,
+            tag=piece,
+        )
 
     @property
     def _piece_blocks(self) -> int:
