@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-__all__ = ["ROW_BYTES_MAX", "caller_config", "identities"]
+__all__ = ["ROW_BYTES_MAX", "caller_config", "identities", "of_engine"]
 
 ROW_BYTES_MAX = 64 << 20
 """The longest block that a server takes."""
@@ -55,31 +56,38 @@ def identities(
 
     A row of vLLM's primary tier is one part: the workers' bytes one after another, and padding.
     """
-    algorithm = engine.cache_config.prefix_caching_hash_algo
-    if algorithm not in ALGORITHMS:
-        allowed = " or ".join(ALGORITHMS)
-        raise InvalidError(f"prefix_caching_hash_algo: {algorithm!r} given, {allowed} allowed")
     if not 0 < row_bytes <= ROW_BYTES_MAX:
         raise InvalidError(
             f"block_size: a block has {row_bytes} bytes, 1 to {ROW_BYTES_MAX} are allowed; "
             "set a smaller block_size or blocks_per_chunk in kv_connector_extra_config"
         )
-    _check_lora(engine, given.get("lora"))
-    layout = _layout(config)
+    shared, layout = of_engine(engine, given), _layout(config)
     return {
         group.group_id: Identity(
+            **shared,
             model=config.model.name,
-            engine="vllm",
             dtype=config.model.dtype,
             block_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
             parts=((group.group_id, 0, row_bytes),),
-            hash_algorithm=algorithm,
-            weights=_weights(engine, given.get("weights")),
             layout=layout,
             split=f"workers:{config.parallel.world_size}",
-            hash_root=_hash_root(algorithm),
         )
         for group in config.groups
+    }
+
+
+def of_engine(engine: VllmConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an `Identity` that come from the engine's own configuration."""
+    algorithm = engine.cache_config.prefix_caching_hash_algo
+    if algorithm not in ALGORITHMS:
+        allowed = " or ".join(ALGORITHMS)
+        raise InvalidError(f"prefix_caching_hash_algo: {algorithm!r} given, {allowed} allowed")
+    _check_lora(engine, given.get("lora"))
+    return {
+        "engine": "vllm",
+        "hash_algorithm": algorithm,
+        "weights": _weights(engine, given.get("weights")),
+        "hash_root": _hash_root(algorithm),
     }
 
 
