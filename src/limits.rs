@@ -148,6 +148,9 @@ pub const RESP_ANSWERS_BYTES: usize = 64 * 1024;
 pub const RESP_GET_DEADLINE: Duration = Duration::from_secs(30);
 /// Namespaces that keys of foreign forms may open; then all further ones share one.
 pub const RESP_NAMESPACES_MAX: usize = 4096;
+/// Pairs of values that are remembered, to take away what is left of those that are none any more: 100
+/// bytes each.
+pub const RESP_PAIRS_MAX: usize = 262_144;
 /// Time without a word after which the kernel asks a peer that is silent by right whether it lives, and
 /// between two questions.
 pub const KEEPALIVE_SILENCE: Duration = Duration::from_secs(60);

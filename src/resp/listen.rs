@@ -7,7 +7,7 @@ use tokio::{
     net::TcpListener,
 };
 
-use super::{Resp, connection, space::Spaces};
+use super::{Resp, connection, pairs::Pairs, space::Spaces};
 use crate::{
     api::{
         Calls,
@@ -32,8 +32,8 @@ pub(crate) fn start(listener: Listener, node: Arc<Node>, calls: Calls, gate: Gat
     let prompt = gate.asks() || listener.entry.is_encrypted();
     let places = Places::new(RESP_CONNECTIONS_MAX, node.metrics.resp.connections.clone());
     let (tasks, stop) = (node.tasks.clone(), node.tasks.stop_token());
-    let (spaces, connections) = (Spaces::default(), 0.into());
-    let resp = Arc::new(Resp { node, calls, gate, spaces, connections, prompt });
+    let (spaces, pairs, connections) = (Spaces::default(), Pairs::default(), 0.into());
+    let resp = Arc::new(Resp { node, calls, gate, spaces, pairs, connections, prompt });
     tasks.spawn_critical("resp", async move {
         while stop.run_until_cancelled(accept_one(&listener, &resp, &places)).await.is_some() {}
     });

@@ -32,6 +32,7 @@ mod handshake;
 mod input;
 mod key;
 mod listen;
+mod pairs;
 mod reply;
 mod set;
 mod space;
@@ -49,6 +50,7 @@ struct Resp {
     calls: Calls,
     gate: Gate,
     spaces: space::Spaces,
+    pairs: pairs::Pairs,
     /// Connections since the start, which numbers them.
     connections: AtomicU64,
     /// Whether a client says something at once: it has a token to show, or begins with TLS.

@@ -11,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use kvstrata_tiers::{
+    block::BlockHash,
     checksum::PartHasher,
     error::Result,
     stack::{PutOutcome, Span},
@@ -21,6 +22,7 @@ use tokio::{
 };
 
 use super::{
+    Resp,
     connection::{Connection, Next},
     input::{Input, Word, slow},
     key::{Half, Key},
@@ -48,6 +50,9 @@ enum Options {
 
 /// A value on its way.
 struct Storing {
+    place: Place,
+    /// Set for the second one of a pair: the block of the first.
+    payload: Option<BlockHash>,
     flow: PutFlow,
     call: Call,
     hasher: PartHasher,
@@ -75,7 +80,7 @@ where
     connection.input.end().await?;
     let options = options(&mut connection.input, arguments - 2).await?;
     let stored = match storing {
-        Ok(storing) => storing.finish(last, options),
+        Ok(storing) => finish(&connection.resp, storing, last, options).await,
         Err(reason) => Err(reason),
     };
     match stored {
@@ -87,6 +92,21 @@ where
         }
     }
     Ok(Next::GoOn)
+}
+
+/// Stores a value with its last byte, if that is meant.
+async fn finish(
+    resp: &Resp,
+    storing: Storing,
+    last: &[u8],
+    options: Options,
+) -> Result<Outcome, RespDrop> {
+    let (place, payload) = (storing.place.clone(), storing.payload);
+    let outcome = storing.finish(last, options)?;
+    if let Some(payload) = payload.filter(|_| outcome == Outcome::Stored) {
+        resp.pairs.note(&resp.node, place, payload).await;
+    }
+    Ok(outcome)
 }
 
 /// What became of a value that was not dropped.
@@ -132,7 +152,9 @@ where
     match PutFlow::open(&node, &bearer, &ask) {
         Ok((flow, _wanted)) => {
             let hasher = PartHasher::new(place.namespace.id(), &place.hash, 0, 0);
-            Ok(Storing { flow, call, hasher, bytes })
+            let second = key.pair.filter(|pair| pair.half == Half::Metadata);
+            let payload = second.map(|pair| pair.twin);
+            Ok(Storing { place, payload, flow, call, hasher, bytes })
         }
         Err(error) => {
             call.finish(Some(&error));

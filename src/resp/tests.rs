@@ -9,7 +9,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Resp, connection, key::Key, space::Spaces};
+use super::{Resp, connection, key::Key, pairs::Pairs, space::Spaces};
 use crate::{
     api::{Calls, tests::node},
     auth::{Gate, ONLY_TENANT},
@@ -68,8 +68,9 @@ impl Stage {
 
     fn with(node: Arc<crate::node::Node>, gate: Gate) -> Self {
         let calls = Calls::new(node.metrics.clone());
-        let (spaces, connections, prompt) = (Spaces::default(), 0.into(), gate.asks());
-        Self { resp: Arc::new(Resp { node, calls, gate, spaces, connections, prompt }) }
+        let (spaces, pairs) = (Spaces::default(), Pairs::default());
+        let (connections, prompt) = (0.into(), gate.asks());
+        Self { resp: Arc::new(Resp { node, calls, gate, spaces, pairs, connections, prompt }) }
     }
 
     fn connect(&self) -> Peer {

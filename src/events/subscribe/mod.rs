@@ -86,7 +86,7 @@ impl Subscriptions {
             let mut table = model.table.lock();
             for hash in hashes.iter() {
                 let bytes = hash.as_bytes().get(..namespace.hash_bytes()).unwrap_or_default();
-                table.know(model.short(bytes), hash, &mut described);
+                table.know(model.short(bytes), hash, true, &mut described);
             }
         }
         let blocks: u32 =
@@ -142,8 +142,8 @@ impl Model {
                 let tokens = tokens.next().unwrap_or_default().into();
                 let lora_name = Arc::clone(&lora_name);
                 let told = Told { parent, position: None, tokens, lora_name };
-                table.tell(short, told, &mut described);
                 know(&mut table, Some(short), Some(hash), &mut described);
+                table.tell(short, told, &mut described);
                 parent = Some(short);
             }
         }
@@ -166,7 +166,7 @@ fn know(
     if let (Some(short), Some(Published::Whole(bytes))) = (short, hash)
         && let Ok(whole) = BlockHash::new(bytes)
     {
-        table.know(short, whole, described);
+        table.know(short, whole, false, described);
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) struct Table {
 struct Entry {
     told: Option<Told>,
     whole: Option<BlockHash>,
+    /// Nothing has come since it was described that would change its description, or its need of one.
+    described: bool,
     /// Blocks that can be described when this one is known.
     children: Vec<u64>,
 }
@@ -58,9 +60,17 @@ impl Table {
         Self { entries: LruCache::new(blocks_max) }
     }
 
-    /// Takes the whole hash of a block; what can be described now is appended.
-    pub(super) fn know(&mut self, short: u64, whole: BlockHash, described: &mut Vec<Described>) {
+    /// Takes the whole hash of a block; what can be described now is appended. One that is `put` needs a
+    /// description, also if it was described before: it may have left since.
+    pub(super) fn know(
+        &mut self,
+        short: u64,
+        whole: BlockHash,
+        put: bool,
+        described: &mut Vec<Described>,
+    ) {
         let entry = self.entries.get_or_insert_mut(short, Entry::default);
+        entry.described &= !put && entry.whole == Some(whole);
         entry.whole = Some(whole);
         self.settle(short, described);
     }
@@ -80,6 +90,7 @@ impl Table {
             told.position = Some(0);
         }
         let entry = self.entries.get_or_insert_mut(short, Entry::default);
+        entry.described &= entry.told.as_ref() == Some(&told);
         entry.told = Some(told);
         self.settle(short, described);
     }
@@ -120,13 +131,14 @@ impl Table {
         (told.parent == Some(parent)).then_some(told)
     }
 
-    fn describe(&self, short: u64) -> Option<Described> {
-        let entry = self.entries.peek(&short)?;
-        let (told, hash) = (entry.told.as_ref()?, entry.whole?);
-        let parent = match told.parent {
+    fn describe(&mut self, short: u64) -> Option<Described> {
+        let parent = match self.entries.peek(&short)?.told.as_ref()?.parent {
             None => None,
             Some(parent) => Some(self.entries.peek(&parent)?.whole?),
         };
+        let entry = self.entries.peek_mut(&short).filter(|entry| !entry.described)?;
+        let (told, hash) = (entry.told.as_ref()?, entry.whole?);
+        entry.described = told.position.is_some();
         Some(Described {
             hash,
             parent,
@@ -179,7 +191,7 @@ mod tests {
         for step in steps {
             match *step {
                 Step::Tell(number) => table.tell(number, told(number), &mut described),
-                Step::Know(number) => table.know(number, whole(number), &mut described),
+                Step::Know(number) => table.know(number, whole(number), true, &mut described),
             }
         }
         described
@@ -241,7 +253,7 @@ mod tests {
         for (number, parent) in [(5, 5), (6, 7), (7, 6), (8, 5)] {
             let told = Told { parent: Some(parent), ..told(number) };
             table.tell(number, told, &mut described);
-            table.know(number, whole(number), &mut described);
+            table.know(number, whole(number), false, &mut described);
         }
         assert_eq!(described, []);
     }
@@ -252,6 +264,7 @@ mod tests {
         let mut table = table(3);
         assert_eq!(run(&mut table, &[Tell(0), Know(0)]), [expected(0)]);
         assert_eq!(run(&mut table, &[Know(0)]), [expected(0)]);
+        assert_eq!(run(&mut table, &[Tell(0)]), [], "nothing new");
         assert_eq!(run(&mut table, &[Know(10), Know(11), Know(12), Know(0)]), []);
         assert_eq!(table.entries.len(), 3);
     }

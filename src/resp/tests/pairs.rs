@@ -82,3 +82,30 @@ async fn two_that_store_one_pair_at_once_leave_a_whole_one() {
     first.ask(set(METADATA, &[1; 28]), "+OK\r\n").await;
     assert_pair(&mut second, 1).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_of_evicted_pairs_costs_no_whole_ones() {
+    let stage = Stage::new();
+    let mut peer = stage.connect();
+    let chunk = |number: u32, half: &str| format!("m@2@1@{number:x}@half{half}");
+    let node = &stage.resp.node;
+    let fits = node.stack.usage().dram_capacity_bytes / u64::try_from(VALUE_BYTES).unwrap();
+    let fits = u32::try_from(fits).unwrap();
+    for number in 0..5 * fits {
+        peer.ask(set(&chunk(number, "kv_bytes"), &value(1)), "+OK\r\n").await;
+        peer.ask(set(&chunk(number, "metadata"), &[1; 28]), "+OK\r\n").await;
+    }
+    let mut found = 0;
+    for number in 0..5 * fits {
+        let key = chunk(number, "metadata");
+        peer.say(command(&["EXISTS", &key])).await;
+        let mut answer = [0; 4];
+        peer.io.read_exact(&mut answer).await.unwrap();
+        found += u32::from(&answer == b":1\r\n");
+    }
+    let torn = node.metrics.resp.torn_reads.get();
+    assert!(
+        found * 10 >= fits * 7 && torn * 10 < u64::from(fits),
+        "{found} of {fits}, {torn} torn"
+    );
+}
