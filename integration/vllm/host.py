@@ -97,7 +97,7 @@ class Host:
     def settle(self) -> dict[str, Any]:
         """Has the engine step until no block is on its way any more."""
         end = time.monotonic() + _SETTLE
-        while self._is_busy():
+        while self._scheduler().connector.has_pending_push_work():
             assert time.monotonic() < end, "transfers do not end"
             self._llm.llm_engine.step()
             time.sleep(0.001)
@@ -138,11 +138,6 @@ class Host:
     def _counts(self, counters: Any) -> dict[str, Any]:
         slowest, counters._slowest = counters.slowest, 0.0
         return {"counts": counters.snapshot(), "slowest": slowest}
-
-    def _is_busy(self) -> bool:
-        worker = self._connector_worker()
-        is_moving = worker is not None and worker.is_busy
-        return is_moving or self._scheduler().connector.has_pending_push_work()
 
     def _connector_worker(self) -> Any:
         """The worker's half of `KvstrataConnector`, if the engine has that."""

@@ -226,7 +226,7 @@ class FakeEngine:
 
     def settle(self) -> None:
         """Steps until nothing is read from the engine's blocks, and all stores have ended."""
-        while self.scheduler.is_saving() or any(worker.is_busy for worker in self.workers):
+        while self.scheduler.is_busy():
             self.step()
 
     def step(self) -> None:

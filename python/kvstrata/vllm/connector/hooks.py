@@ -168,8 +168,8 @@ class KvstrataConnector(KVConnectorBase_V1, SupportsHMA):
         return self._plans.finished(request), None
 
     def has_pending_push_work(self) -> bool:
-        """See `SchedulerHalf.is_saving`."""
-        return self._plans.is_saving()
+        """See `SchedulerHalf.is_busy`."""
+        return self._plans.is_busy()
 
     def reset_cache(self) -> bool | None:
         """See `SchedulerHalf.reset`."""

@@ -105,10 +105,13 @@ class Progress:
     """Of all steps up to this one nothing is left that reads the engine's blocks."""
     failed: Mapping[str, int] = field(default_factory=dict)
     """How many blocks in front are good, for each load that has ended short of its own."""
+    is_busy: bool = False
+    """Whether blocks are still on their way, whose end another step has to take."""
 
     def merge(self, other: Progress) -> Progress:
         """Both workers at once: the one that is less far counts."""
         failed = dict(self.failed)
         for request, good in other.failed.items():
             failed[request] = min(good, failed.get(request, good))
-        return Progress(min(self.read_through, other.read_through), failed)
+        through = min(self.read_through, other.read_through)
+        return Progress(through, failed, self.is_busy or other.is_busy)

@@ -86,6 +86,7 @@ class SchedulerHalf:
         self._loads: dict[str, Load] = {}
         self._owed: set[str] = set()
         self._number = self._last_save = self._read_through = 0
+        self._workers_busy = False
 
     def shapes(self, shapes: Mapping[int, Shape]) -> None:
         """The shapes of all workers by rank, from which follow the parts of a block."""
@@ -166,6 +167,7 @@ class SchedulerHalf:
         with self._counters.call():
             if progress is not None:
                 self._read_through = max(self._read_through, progress.read_through)
+                self._workers_busy = progress.is_busy
                 for name, good in progress.failed.items():
                     self._counters.add("loads_short")
                     if name in self._requests:
@@ -189,9 +191,9 @@ class SchedulerHalf:
             self._owed.add(request.request_id)
             return True
 
-    def is_saving(self) -> bool:
-        """Whether workers have saves to read from the engine's blocks, and need steps for it."""
-        return bool(self._owed) or self._last_save > self._read_through
+    def is_busy(self) -> bool:
+        """Whether workers need more steps: to read what is to be saved, or to see it stored."""
+        return bool(self._owed) or self._last_save > self._read_through or self._workers_busy
 
     def reset(self) -> None:
         """What was stored so far counts no more, for this engine: its weights may have changed."""

@@ -186,7 +186,7 @@ class WorkerHalf:
         saves = [*self._saves, *(piece.save for _, piece in self._copying if piece.save)]
         through = min((save.step - 1 for save in saves), default=self._seen)
         failed, self._failed = self._failed, {}
-        return Progress(through, failed)
+        return Progress(through, failed, self.is_busy)
 
     @property
     def is_busy(self) -> bool:
