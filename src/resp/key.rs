@@ -6,7 +6,8 @@
 //! anything else           in one namespace of its own
 //! ```
 //! Everything but the chunk names the namespace, so that values of two models, ranks or salts are
-//! counted apart. The block is named by a hash of the whole key, whatever it looks like: a key that is
+//! counted apart. Of salts and tags it shows a digest: who knows a salt could ask for what is stored under
+//! it. The block is named by a hash of the whole key, whatever it looks like: a key that is
 //! taken for another kind than it is costs nothing but its place in the accounts.
 
 use kvstrata_tiers::{
@@ -46,6 +47,8 @@ pub(super) enum Half {
     KvBytes,
 }
 
+/// Hexadecimal digits that stand for a salt: enough that no two are taken for one.
+const SHOWN_DIGITS: usize = 32;
 const METADATA: &str = "metadata";
 const KV_BYTES: &str = "kv_bytes";
 
@@ -77,7 +80,15 @@ fn multiprocess(text: &str) -> Option<Parsed> {
     };
     let known = !model.is_empty() && rank.len() == 8 && is_hex(rank) && is_hex(group);
     (known && is_hex(chunk))
-        .then(|| (format!("{PREFIX}lmcache-mp/{model}@{rank}@{group}@{salt}"), None))
+        .then(|| (format!("{PREFIX}lmcache-mp/{model}@{rank}@{group}@{}", shown(salt)), None))
+}
+
+/// What is shown of a salt or of tags: equal ones look equal.
+fn shown(secret: &str) -> String {
+    if secret.is_empty() {
+        return String::new();
+    }
+    blake3::hash(secret.as_bytes()).to_hex().chars().take(SHOWN_DIGITS).collect()
 }
 
 fn in_process(text: &str) -> Option<Parsed> {
@@ -97,7 +108,8 @@ fn in_process(text: &str) -> Option<Parsed> {
     }
     let pair =
         half.map(|half| Pair { half, twin: foreign_hash(format!("{body}{other}").as_bytes()) });
-    Some((format!("{PREFIX}lmcache/{model}@{world}@{worker}@{rest}"), pair))
+    let (dtype, tags) = rest.split_once('@').unwrap_or((rest, ""));
+    Some((format!("{PREFIX}lmcache/{model}@{world}@{worker}@{dtype}@{}", shown(tags)), pair))
 }
 
 fn is_hex(text: &str) -> bool {
@@ -117,16 +129,26 @@ mod tests {
         let table = [
             ("org/m@01000100@0@00ff", "resp/lmcache-mp/org/m@01000100@0@"),
             ("org/m@01000100@0@00fe", "resp/lmcache-mp/org/m@01000100@0@"),
-            ("org/m@01000100@0@00ff@salt", "resp/lmcache-mp/org/m@01000100@0@salt"),
             ("org/m@01000100@1@00ff", "resp/lmcache-mp/org/m@01000100@1@"),
-            ("m@2@1@-5@bfloat16metadata", "resp/lmcache/m@2@1@bfloat16"),
-            ("m@2@1@5a@bfloat16metadata", "resp/lmcache/m@2@1@bfloat16"),
-            ("m@2@1@5b@bfloat16kv_bytes", "resp/lmcache/m@2@1@bfloat16"),
-            ("m@2@1@5a@bfloat16@3@tag%xkv_bytes", "resp/lmcache/m@2@1@bfloat16@3@tag%x"),
-            ("m@2@1@5a@half", "resp/lmcache/m@2@1@half"),
+            ("m@2@1@-5@bfloat16metadata", "resp/lmcache/m@2@1@bfloat16@"),
+            ("m@2@1@5a@bfloat16metadata", "resp/lmcache/m@2@1@bfloat16@"),
+            ("m@2@1@5b@bfloat16kv_bytes", "resp/lmcache/m@2@1@bfloat16@"),
+            ("m@2@1@5a@half", "resp/lmcache/m@2@1@half@"),
         ];
         for (key, expected) in table {
             assert_eq!(space(key), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn salts_and_tags_name_the_namespace_and_are_not_shown() {
+        for [one, same, other] in [
+            ["m@01000100@0@0a@salt", "m@01000100@0@0b@salt", "m@01000100@0@0a@tlas"],
+            ["m@2@1@5@half@user%salt", "m@2@1@6@half@user%salt", "m@2@1@5@half@user%tlas"],
+        ] {
+            assert_eq!(space(one), space(same));
+            assert_ne!(space(one), space(other));
+            assert!(!space(one).contains("salt"), "{}", space(one));
         }
     }
 

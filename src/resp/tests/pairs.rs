@@ -39,7 +39,7 @@ async fn both_are_there_or_neither() {
         peer.ask(command(&["DEL", METADATA, BYTES]), ":1\r\n").await;
     }
     assert!(stage.resp.node.metrics.resp.torn_reads.get() > 10);
-    assert_eq!(stage.spaces(), ["resp/lmcache/m@2@1@bfloat16"]);
+    assert_eq!(stage.spaces(), ["resp/lmcache/m@2@1@bfloat16@"]);
 }
 
 #[tokio::test(start_paused = true)]
