@@ -1,5 +1,5 @@
 //! How fast do blocks move, over gRPC, the bulk port on TCP and its Unix socket, and by shared memory, and
-//! what do they cost?
+//! what do they cost? And is a batch faster in two halves, on two connections?
 //! Blocks of 64 KiB, 2 MiB and 16 MiB, by one client and by four with a connection each; a batch get of
 //! 64 blocks; and whether blocks exist, one by one and a thousand at once.
 //!
@@ -70,11 +70,12 @@ async fn main() {
     let here = here.set("server.bulk_unix", shared.to_str().unwrap());
     let here = here.set("server.shared_memory", "true").start().await;
     let mut ways = Vec::new();
-    for (name, server, path) in [
-        ("gRPC", &server, Path::Grpc),
-        ("bulk, TCP", &server, Path::Bulk),
-        ("bulk, Unix", &unix, Path::Bulk),
-        ("shm", &here, Path::Shm),
+    for (name, server, path, at_once) in [
+        ("gRPC", &server, Path::Grpc, 1),
+        ("bulk, TCP", &server, Path::Bulk, 1),
+        ("bulk, TCP, halves", &server, Path::Bulk, 2),
+        ("bulk, Unix", &unix, Path::Bulk, 1),
+        ("shm", &here, Path::Shm, 1),
     ] {
         if !is_wanted(name) {
             continue;
@@ -85,7 +86,7 @@ async fn main() {
             let session = client.session("bench").await.unwrap();
             clients.push((client, Arc::new(session)));
         }
-        ways.push(Way { name, clients, process: server.process_id().to_string() });
+        ways.push(Way { name, clients, at_once, process: server.process_id().to_string() });
     }
     let stored = vec![7; STORED];
     for block_bytes in BLOCK_BYTES {
@@ -111,6 +112,8 @@ async fn main() {
 struct Way {
     name: &'static str,
     clients: Vec<(Client, Arc<Session>)>,
+    /// Into how many gets a client cuts its share; all are under way at once, each on a connection of its own.
+    at_once: usize,
     process: String,
 }
 
@@ -207,9 +210,11 @@ async fn transfers(ways: &[Way], stored: &[u8], (block_bytes, clients): (u32, us
 /// Puts blocks and gets them, an equal share by each client; returns the costs, gets first.
 async fn transfer(way: &Way, (block_bytes, clients): (u32, usize), model: &str) -> (Cost, Cost) {
     let value = Bytes::from((0..=255).cycle().take(block_bytes as usize).collect::<Vec<u8>>());
-    let share = (STORED / block_bytes as usize / clients) as u64;
+    let share = (STORED / block_bytes as usize / clients / way.at_once) as u64;
     let mut shares = Vec::new();
-    for ((client, session), number) in way.clients.iter().take(clients).zip(0..) {
+    let clients = way.clients.iter().take(clients);
+    let cut = clients.flat_map(|client| std::iter::repeat_n(client, way.at_once));
+    for ((client, session), number) in cut.zip(0..) {
         let handle = open(client, model, block_bytes).await;
         shares.push((handle, Arc::clone(session), number * share..(number + 1) * share));
     }

@@ -1,7 +1,7 @@
 //! Which checksum guards a part? Speed of the candidates on one core, for blocks of common sizes.
 //!
 //! Not measured: how well they detect errors (see docs/decisions/0002-part-checksum.md). Floor:
-//! reading every byte once (a sum of words), and copying it (memcpy).
+//! reading every byte once (a sum of words), and copying it (memcpy). The last row copies, too.
 //!
 //! ```text
 //! cargo bench --bench checksum
@@ -18,6 +18,12 @@ mod support;
 
 use std::hint::black_box;
 
+use kvstrata_tiers::{
+    block::BlockHash,
+    checksum::PartHasher,
+    namespace::NamespaceId,
+    shared::{Room, SharedBytes},
+};
 use support::Samples;
 use xxhash_rust::{xxh3, xxh64};
 
@@ -27,9 +33,14 @@ const WORKING_SET: usize = 64 << 20;
 
 type Candidate = (&'static str, fn(&[u8]) -> u64);
 
-const CANDIDATES: [Candidate; 7] = [
+const CANDIDATES: [Candidate; 8] = [
     ("read (sum of words)", read),
-    ("xxh3-64, seeded", |bytes| xxh3::xxh3_64_with_seed(bytes, 7)),
+    ("ours", |bytes| {
+        let mut hasher = hasher();
+        hasher.update(bytes);
+        hasher.checksum()
+    }),
+    ("xxh3-64 (xxhash-rust)", |bytes| xxh3::xxh3_64_with_seed(bytes, 7)),
     ("xxh3-64 (twox-hash)", |bytes| twox_hash::XxHash3_64::oneshot_with_seed(7, bytes)),
     ("xxh3-128, low half", |bytes| {
         #[expect(clippy::cast_possible_truncation, reason = "only used up")]
@@ -73,6 +84,24 @@ fn main() {
         );
     }
     println!();
+    print!("{:>22}", "ours, copying");
+    for size in SIZES {
+        print!(
+            "{:>12.2}",
+            rate(&memory, size, |bytes| {
+                let mut hasher = hasher();
+                hasher.copy(SharedBytes::of(bytes), Room::from(&mut target[..bytes.len()]));
+                black_box(hasher.checksum());
+                black_box(&target);
+            })
+        );
+    }
+    println!();
+}
+
+fn hasher() -> PartHasher {
+    let block = BlockHash::new(&[1; 32]).unwrap();
+    PartHasher::new(&NamespaceId::from_bytes([2; 32]), &block, 0, 0)
 }
 
 /// Median bytes per second over the working set, in GB/s.

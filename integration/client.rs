@@ -345,3 +345,16 @@ async fn an_unknown_namespace_says_open_it() {
     let error = stranger.lookup(&hashes(0..1), LookupOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnknownNamespace, "{error}");
 }
+
+#[tokio::test]
+async fn a_session_with_a_server_that_is_gone_is_an_error_at_once() {
+    let server = Server::builder().dram("64MiB").start().await;
+    let client = Client::connect(server.grpc(), ClientOptions::default()).await.unwrap();
+    drop(client.session("test").await.unwrap());
+    server.kill();
+    for not_asked in [false, true] {
+        let lost = client.session("test").await.unwrap_err();
+        assert_eq!(lost.kind(), ErrorKind::Unavailable, "{lost}");
+        assert_eq!(lost.to_string().contains("it is not asked for"), not_asked, "{lost}");
+    }
+}

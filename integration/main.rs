@@ -17,6 +17,7 @@ mod config;
 mod crash;
 mod doctor;
 mod drain;
+mod events;
 mod fake;
 mod handoff;
 mod harness;

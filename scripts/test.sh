@@ -51,7 +51,7 @@ trap summary EXIT
 
 lint_scripts() {
   .venv/bin/shellcheck scripts/*.sh benches/peers/*.sh examples/*/*.sh integration/*.sh \
-    integration/vm/*.sh .ci/run
+    integration/lmcache/*.sh integration/vm/*.sh .ci/run
   .venv/bin/ruff check --quiet --no-cache .
   .venv/bin/ruff format --quiet --no-cache --check .
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use bytes::Bytes;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
@@ -9,8 +10,9 @@ use crate::{
     bulk,
     config::{Auto, Config, PathText},
     id,
+    members::{BulkPort, Member, Members},
     metrics::Door,
-    node::{BulkPort, Member, Members},
+    resp,
     server::ServeError,
     trust::Trust,
 };
@@ -24,6 +26,8 @@ pub struct Addresses {
     pub http: SocketAddr,
     /// The bulk port, if it listens on TCP.
     pub bulk: Option<SocketAddr>,
+    /// The RESP listener, if there is one.
+    pub resp: Option<SocketAddr>,
 }
 
 /// Listens on TCP.
@@ -58,7 +62,9 @@ pub(crate) async fn listen_bulk(
         listeners.push(bulk::Listener::Tcp(listener, entry));
         bound = Some(at);
     }
-    let mut port = BulkPort { instance: id::random_bytes()?, ..BulkPort::default() };
+    let instance: [u8; 16] = id::random_bytes()?;
+    let instance = Bytes::copy_from_slice(&instance);
+    let mut port = BulkPort { tcp: String::new(), unix: String::new(), instance };
     if let Some(PathText(path)) = config.server.bulk_unix.given() {
         let failed = |source| ServeError::ListenUnix { path: path.display().to_string(), source };
         listeners.push(bulk::listen_unix(path).await.map_err(failed)?);
@@ -70,6 +76,17 @@ pub(crate) async fn listen_bulk(
     }
     let port = (!listeners.is_empty()).then_some(port);
     Ok((listeners, bound, port))
+}
+
+/// Listens for RESP, if that is asked for.
+pub(crate) async fn listen_resp(
+    config: &Config,
+    trust: &Trust,
+) -> Result<Option<(resp::Listener, SocketAddr)>, ServeError> {
+    let Some(address) = config.server.resp_address() else { return Ok(None) };
+    let (tcp, at) = listen("server.resp_listen", address).await?;
+    let entry = trust.entry(Door::Resp, resp::plain_answer());
+    Ok(Some((resp::Listener { tcp, entry }, at)))
 }
 
 /// The host that clients reach this node at, and its `host:port` of gRPC.
@@ -92,5 +109,5 @@ pub(crate) fn members(
 ) -> Members {
     let (_host, endpoint) = advertised(config, name, listening);
     let (name, zone) = (name.to_owned(), config.node.zone.clone());
-    Members { epoch: 1, this: 0, list: vec![Member { index: 0, name, endpoint, zone, bulk }] }
+    Members { epoch: 1, answering: 0, list: vec![Member { index: 0, name, endpoint, zone, bulk }] }
 }

@@ -94,9 +94,12 @@ pub const BULK_REQUESTS_MAX: usize = 16;
 /// within their deadline over a slow network.
 pub const BULK_PAYLOAD_BYTES_MAX: usize = 4 * MIB;
 /// Payload after which what is ready is written: what was verified is then still in a core's cache.
-pub const BULK_BATCH_BYTES: usize = 256 * 1024;
+pub const BULK_BATCH_BYTES: usize = 512 * 1024;
 /// Payload that a server sends in one frame: verified, then written, while it is in a core's cache.
-pub const BULK_PIECE_BYTES: usize = 256 * 1024;
+pub const BULK_PIECE_BYTES: usize = 512 * 1024;
+/// Bytes that wait in a Unix socket: two such pieces, so that neither side waits for each part of one. The
+/// system may allow less.
+pub const BULK_UNIX_SEND_BYTES: usize = 1024 * 1024;
 /// Bytes that a client is told the places of at a time: it begins to copy meanwhile.
 pub const BULK_TOLD_BYTES: usize = 4 * MIB;
 /// The least credit to begin with, and the least that a large part is cut for.
@@ -127,6 +130,45 @@ pub const SHM_PINNED_SHARE_DIVISOR: usize = 4;
 pub const SHM_REGIONS_MAX: usize = 4096;
 /// The longest staging of a client.
 pub const SHM_STAGING_BYTES_MAX: u64 = 64 << 20;
+/// Connections of the RESP listener: LMCache opens up to 150 for each worker.
+pub const RESP_CONNECTIONS_MAX: usize = 4096;
+/// The longest key: LMCache's are of the length of a model's name and a hash.
+pub const RESP_KEY_BYTES_MAX: usize = 1024;
+/// Keys of one command; each of them takes 100 bytes until it is answered.
+pub const RESP_KEYS_MAX: usize = 512;
+/// The longest value that is read, to be dropped if it is longer than a block may be.
+pub const RESP_VALUE_BYTES_MAX: usize = 512 * MIB;
+/// The longest line: lengths, and commands that people type.
+pub const RESP_LINE_BYTES_MAX: usize = 4096;
+/// Bytes of a value that must come within a second, on top of [`BULK_FRAME_DEADLINE`] for its command.
+pub const RESP_BYTES_PER_SECOND_MIN: usize = MIB;
+/// Bytes of short answers after which they are written although there are more commands.
+pub const RESP_ANSWERS_BYTES: usize = 64 * 1024;
+/// Longest time to get values, after which what has not come is nil.
+pub const RESP_GET_DEADLINE: Duration = Duration::from_secs(30);
+/// Namespaces that keys of foreign forms may open; then all further ones share one.
+pub const RESP_NAMESPACES_MAX: usize = 4096;
+/// Pairs of values that are remembered, to take away what is left of those that are none any more: 100
+/// bytes each.
+pub const RESP_PAIRS_MAX: usize = 262_144;
+/// Time without a word after which the kernel asks a peer that is silent by right whether it lives, and
+/// between two questions.
+pub const KEEPALIVE_SILENCE: Duration = Duration::from_secs(60);
+/// Questions without an answer after which it is gone.
+pub const KEEPALIVE_PROBES: u32 = 3;
+/// Engines that events are taken from.
+pub const EVENT_SOURCES_MAX: usize = 256;
+/// Blocks that engines have told of and that may be put later, or the reverse: 1 M tokens at 16 to a
+/// block, which take up to 26 MB with their tokens.
+pub const EVENT_BLOCKS_MAX: usize = 65_536;
+/// The longest frame of an event: a batch of 1 M tokens.
+pub const EVENT_FRAME_BYTES_MAX: u64 = 16 << 20;
+/// Longest time for a connection to an engine to be ready, and for what is sent to it.
+pub const EVENT_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
+/// Longest time for a replay.
+pub const EVENT_REPLAY_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two attempts to reach an engine, the first and the longest.
+pub const EVENT_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

@@ -11,8 +11,10 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     auth::Bearer,
+    events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
+    members::Members,
     metrics::ServerMetrics,
     openers::Openers,
     session::{Session, SessionTable},
@@ -37,6 +39,8 @@ pub struct Node {
     pub namespaces: Arc<NamespaceTable>,
     /// Who opened them.
     pub openers: Openers,
+    /// What engines have told of blocks.
+    pub(crate) told: Subscriptions,
     /// The leases.
     pub leases: Leases,
     /// The sessions.
@@ -51,43 +55,6 @@ pub struct Node {
     pub prefetch_loads: Arc<Semaphore>,
     /// When the server started.
     pub started: Instant,
-}
-
-/// The members of the cluster, as clients are told.
-#[derive(Debug, Clone, Default)]
-pub struct Members {
-    /// Grows with every change.
-    pub epoch: u64,
-    /// Index of this node.
-    pub this: u32,
-    /// Every node.
-    pub list: Vec<Member>,
-}
-
-/// One member of the cluster.
-#[derive(Debug, Clone)]
-pub struct Member {
-    /// Stable within one list.
-    pub index: u32,
-    /// StatefulSet pod name or host name.
-    pub name: String,
-    /// `host:port` of the gRPC contract.
-    pub endpoint: String,
-    /// Empty when unknown.
-    pub zone: String,
-    /// Its bulk port; none if it has none.
-    pub bulk: Option<BulkPort>,
-}
-
-/// Where a member's bulk port is.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct BulkPort {
-    /// `host:port`; empty if it does not listen on TCP.
-    pub tcp: String,
-    /// Path of the Unix socket on the member's host; empty if there is none.
-    pub unix: String,
-    /// What its welcome will say, so that a client knows whom it has reached.
-    pub instance: [u8; 16],
 }
 
 impl Node {

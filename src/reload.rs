@@ -1,4 +1,4 @@
-//! Files that may change while the server runs: tokens and certificates.
+//! Files that may change while a server or a client runs: tokens and certificates.
 //!
 //! They are looked at once a second by their content, which is the same whatever replaces a file: an
 //! editor, a rename, or the links that the kubelet turns. A change is taken when it was seen twice in a
@@ -65,14 +65,31 @@ impl Watched {
 
     /// Takes a change that was seen before, too; none if there is nothing to take.
     fn look(&mut self) -> Option<Result<()>> {
+        let (contents, settled) = self.see();
+        if settled { self.take(contents) } else { None }
+    }
+
+    /// Takes a change that is seen for the first time, too, for whoever looks now and then; none if there is
+    /// nothing to take.
+    pub(crate) fn look_once(&mut self) -> Option<Result<()>> {
+        let (contents, _settled) = self.see();
+        self.take(contents)
+    }
+
+    /// The contents, and whether they are what was seen before.
+    fn see(&mut self) -> (Result<Vec<Vec<u8>>>, bool) {
         let contents = read_all(&self.files);
         let seen = digest(contents.as_deref());
         let settled = seen == self.seen;
         self.seen = seen;
-        if !settled || seen == self.taken {
+        (contents, settled)
+    }
+
+    fn take(&mut self, contents: Result<Vec<Vec<u8>>>) -> Option<Result<()>> {
+        if self.seen == self.taken {
             return None;
         }
-        self.taken = seen;
+        self.taken = self.seen;
         let loaded = contents
             .and_then(|contents| (self.load)(&contents).map_err(|error| self.named(&error)));
         Some(loaded)

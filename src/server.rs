@@ -30,11 +30,12 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    addresses::{Addresses, listen, listen_bulk, members, node_name},
+    addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
-    config::{Config, Problems},
+    config::{Config, Events, Problems},
+    events::subscribe::{self, Subscriptions},
     http, id,
     identity_file::{self, IdentityError},
     lease::LeaseLimits,
@@ -48,6 +49,7 @@ use crate::{
     object::{self, Below, ObjectTier},
     openers::Openers,
     readiness::{Latch, Readiness},
+    resp,
     shm::Arena,
     tasks::Tasks,
     trust::Trust,
@@ -108,9 +110,11 @@ pub enum ServeError {
 pub struct Server {
     addresses: Addresses,
     drain_grace: Duration,
+    events: Events,
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
     bulk: Vec<bulk::Listener>,
+    resp: Option<resp::Listener>,
     /// What the Unix socket of the bulk port shows.
     arena: Option<Arena>,
     /// Bytes that large requests of the bulk port may take together.
@@ -159,6 +163,7 @@ impl Server {
         let gauges = StoreGauges::register(ours);
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
+        let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let tier_metrics = TierMetrics::register(&mut registry);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
@@ -173,17 +178,14 @@ impl Server {
         };
         let stack = Stack::open(stack_config, Arc::clone(&namespaces), colder, tier_metrics)?;
 
-        let giver = stack.clone();
-        let leases =
-            Leases::new(lease_limits(config, &budget), server_metrics.clone(), move |pins| {
-                giver.unpin(pins);
-            });
+        let leases = leases(lease_limits(config, &budget), &server_metrics, &stack);
         let node = Node {
             members: members(config, &name, grpc_at, bulk_port),
             name,
             stack,
             namespaces,
             openers: Openers::default(),
+            told: Subscriptions::new(&config.events),
             sessions: Sessions::new(leases.clone(), server_metrics.clone()),
             leases,
             tasks: Tasks::new(),
@@ -193,11 +195,13 @@ impl Server {
             metrics: server_metrics.clone(),
         };
         Ok(Self {
-            addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at },
+            addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
             drain_grace: config.server.drain_grace.0,
+            events: config.events.clone(),
             grpc: Some(grpc),
             http: Some(http),
             bulk,
+            resp,
             arena: arena(config, &node)?,
             staging: budget.staging,
             node: Arc::new(node),
@@ -259,9 +263,14 @@ impl Server {
     ) -> Result<(), ServeError> {
         self.spawn_grpc()?;
         self.spawn_bulk();
+        if let Some(listener) = self.resp.take() {
+            let (node, gate) = (Arc::clone(&self.node), self.trust.gate.clone());
+            resp::start(listener, node, self.calls.clone(), gate);
+        }
+        subscribe::start(&self.events, &self.node);
         self.starting = None;
-        let Addresses { grpc, http, bulk } = self.addresses;
-        info!(%grpc, %http, ?bulk, node = self.node.name, "listening");
+        let Addresses { grpc, http, bulk, resp } = self.addresses;
+        info!(%grpc, %http, ?bulk, ?resp, node = self.node.name, "listening");
         ready(self.addresses);
         let failed = self.node.tasks.failed_token();
         tokio::select! {
@@ -339,8 +348,9 @@ impl Server {
 
     fn spawn_bulk(&mut self) {
         let (node, calls) = (Arc::clone(&self.node), self.calls.clone());
-        let port = node.members.list.first().and_then(|member| member.bulk.as_ref());
-        let instance = port.map_or([0; 16], |port| port.instance);
+        let port = node.members.bulk();
+        let instance = port.and_then(|port| port.instance.as_ref().try_into().ok());
+        let instance = instance.unwrap_or_default();
         let kibibytes = usize::try_from(self.staging / 1024).unwrap_or(usize::MAX);
         let room = Arc::new(Semaphore::new(kibibytes.min(Semaphore::MAX_PERMITS)));
         let open = node.metrics.bulk_connections.clone();
@@ -455,6 +465,12 @@ fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, ServeError> {
     Ok(shown.transpose()?)
 }
 
+/// No leases yet; what they hold is given back to the store.
+fn leases(limits: LeaseLimits, metrics: &ServerMetrics, stack: &Stack) -> Leases {
+    let giver = stack.clone();
+    Leases::new(limits, metrics.clone(), move |pins| giver.unpin(pins))
+}
+
 fn lease_limits(config: &Config, budget: &Budget) -> LeaseLimits {
     let given = config.lease.session_bytes_max.given();
     LeaseLimits {
@@ -466,25 +482,4 @@ fn lease_limits(config: &Config, budget: &Budget) -> LeaseLimits {
 }
 
 #[cfg(all(test, feature = "rocksdb"))]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_shutdown_while_nvme_is_recovering_ends_the_server_well() {
-        let directory = tempfile::tempdir().unwrap();
-        let mut config = Config::default();
-        let any = "127.0.0.1:0".parse().unwrap();
-        (config.server.grpc_listen, config.server.http_listen) = (any, any);
-        config.dram.capacity = "64MiB".parse().unwrap();
-        config.memory.limit = "1GiB".parse().unwrap();
-        config.nvme.capacity = "64MiB".parse().unwrap();
-        config.nvme.path = directory.path().join("nvme").display().to_string().parse().unwrap();
-        config.identity.secret_file =
-            directory.path().join("secret").display().to_string().parse().unwrap();
-        let mut server = Server::bind(&config).await.unwrap();
-        let mut served = false;
-        // Over before anything is recovered.
-        server.serve(async {}, |_addresses| served = true).await.unwrap();
-        assert!(!served, "it never was ready");
-    }
-}
+mod tests;

@@ -79,6 +79,8 @@ class Target:
 def targets() -> list[Target]:
     """All rows, in the order of the tables."""
     tcp = functools.partial(stores.kvstrata, unix=False)
+    unix = functools.partial(stores.kvstrata, unix=True)
+    shared = functools.partial(stores.kvstrata, unix=True, shared=True)
     floors = {unix: functools.partial(stores.floor, unix=unix) for unix in (False, True)}
     return [
         Target("floor: memcpy", clients.Memcpy),
@@ -86,7 +88,8 @@ def targets() -> list[Target]:
         Target("floor: Unix", clients.Floor, floors[True]),
         Target("kvstrata, TCP", clients.Kvstrata, tcp),
         Target("kvstrata, gRPC", clients.KvstrataGrpc, tcp),
-        Target("kvstrata, Unix", clients.Kvstrata, functools.partial(stores.kvstrata, unix=True)),
+        Target("kvstrata, Unix", clients.Kvstrata, unix),
+        Target("kvstrata, shared memory", clients.KvstrataShared, shared),
         Target("redis", clients.Redis, stores.redis),
         Target("memcached", clients.Memcached, stores.memcached),
         Target("Mooncake, TCP", clients.Mooncake, stores.mooncake),

@@ -183,6 +183,12 @@ class KvstrataGrpc(Kvstrata):
     path = "grpc"
 
 
+class KvstrataShared(Kvstrata):
+    """The same by memory that it shares with its server."""
+
+    path = "shm"
+
+
 class Lines:
     """A socket of a protocol of lines with payload between them."""
 

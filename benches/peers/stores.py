@@ -107,8 +107,8 @@ def listens(ready: int | Path) -> bool:
         return probe.connect_ex(target) == 0
 
 
-def kvstrata(directory: Path, *, unix: bool) -> Store:
-    """One node, dram only; with `unix` its bulk port is a Unix socket, without it TCP."""
+def kvstrata(directory: Path, *, unix: bool, shared: bool = False) -> Store:
+    """One node, dram only; `unix` or TCP is its bulk port, and `shared` shows its memory, too."""
     binary = REPOSITORY / "target/release/kvstrata"
     if not binary.exists():
         raise UnavailableError("target/release/kvstrata is not built: run run.sh")
@@ -122,6 +122,8 @@ def kvstrata(directory: Path, *, unix: bool) -> Store:
     }
     if unix:
         settings["server.bulk_unix"] = str(directory / "bulk.sock")
+    if shared:
+        settings["server.shared_memory"] = "true"
     store = Store(address={"endpoint": f"127.0.0.1:{grpc}"})
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     run(store, directory, [str(binary), "serve", *sets], grpc)

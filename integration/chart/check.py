@@ -47,6 +47,9 @@ GOOD_VALUES: dict[str, Values] = {
             "identity": {"shared_tenant": True},
             "lease": {"ttl_default": "30s", "ttl_max": "10m", "session_bytes_max": "auto"},
             "node": {"zone": "a", "advertise": "cache.example:7400"},
+            "events": {
+                "subscribe": "tcp://vllm-0.vllm:5557,model=org/m;tcp://vllm-1.vllm:5557,model=org/m"
+            },
             "nvme": {"segment_bytes": "512MiB", "daily_writes": "none", "engine": "pread"},
             "object": {"url": "s3://bucket/cache", "ttl": "1d", "admission": "all"},
         },
@@ -66,6 +69,13 @@ GOOD_VALUES: dict[str, Values] = {
     "own tokens, and TLS": {
         "auth": {"existingSecret": "mine", "key": "file"},
         "tls": {"secret": "from-cert-manager"},
+    },
+    "RESP": {
+        "tls": {"secret": "certs"},
+        "config": {"server": {"resp_listen": "0.0.0.0:9403"}},
+    },
+    "RESP in the clear": {
+        "config": {"server": {"resp_listen": "0.0.0.0:6379", "resp_plain": True}},
     },
     "certificates of clients": {"tls": {"secret": "certs", "clientCertificates": True}},
     "no tokens": {"auth": {"enabled": False}},
@@ -125,7 +135,17 @@ BAD_VALUES: dict[str, tuple[Values, str]] = {
         {"tls": {"clientCertificates": True}},
         "tls.secret",
     ),
+    "RESP in the clear without saying so": (
+        {"config": {"server": {"resp_listen": "0.0.0.0:9403"}}},
+        "resp_plain",
+    ),
+    "RESP on the port of bulk": (
+        {"tls": {"secret": "x"}, "config": {"server": {"resp_listen": "0.0.0.0:9402"}}},
+        "9402",
+    ),
+    "RESP nowhere": ({"config": {"server": {"resp_plain": True}}}, "resp_listen"),
     "engine": ({"config": {"nvme": {"engine": "steam"}}}, "engine"),
+    "engine without a scheme": ({"config": {"events": {"subscribe": "h:5557"}}}, "subscribe"),
     "bucket of no provider": ({"config": {"object": {"url": "ftp://host/x"}}}, "url"),
     "selector label": ({"podLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name"),
 }

@@ -186,7 +186,9 @@ def ports_agree(manifests: list[Manifest]) -> list[str]:
     """Config, container and Services name the same ports, each with its protocol."""
     listen = config(manifests)["server"]
     expected = {
-        name: int(listen[f"{name}_listen"].rsplit(":", 1)[1]) for name in ("grpc", "http", "bulk")
+        name: int(address.rsplit(":", 1)[1])
+        for name in ("grpc", "http", "bulk", "resp")
+        if (address := listen.get(f"{name}_listen", "none")) != "none"
     }
     container = server(manifests)["ports"]
     lists = {"container": container}

@@ -17,8 +17,11 @@ import torch
 from conftest import Server
 from controller import DIM, HEADS, LAYERS, PAGE, PAGES, Controller, config, mha_pool, mla_pool
 from fake_sglang import Pool, extra_config, page_hashes
+from sglang.srt.runtime_context import get_context
+from sglang.srt.server_args import ServerArgs
 
 import kvstrata
+from kvstrata.sglang.engine import server_argument
 
 LAYOUTS = ("page_first", "page_first_direct", "page_head", "layer_first")
 MLA_LAYOUTS = ("page_first", "page_first_direct", "layer_first")
@@ -96,6 +99,21 @@ def test_a_page_that_is_lost_ends_the_prefix(shared_server: Server) -> None:
         identity.open(client).remove([bytes.fromhex(controller.keys(TOKENS)[150])])
     assert controller.load(TOKENS) == (150 * PAGE, 150 * PAGE)
     controller.detach_storage_backend()
+
+
+def test_the_arguments_of_the_engine_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server_argument("revision") is None
+    given = {
+        "revision": "a1b2c3",
+        "kv_cache_dtype": "fp8_e4m3",
+        "speculative_algorithm": "EAGLE",
+        "enable_lora": True,
+        "quantization_param_path": "scales.json",
+    }
+    arguments = ServerArgs(model_path="example/llama", **given)
+    monkeypatch.setattr(get_context(), "_server_args", arguments)
+    assert {name: server_argument(name) for name in given} == given
+    assert server_argument("lora_paths") is None
 
 
 def test_models_with_other_pools_are_refused_at_the_start(shared_server: Server) -> None:

@@ -20,6 +20,8 @@ const UNSAFE_ROOMS: &[&str] = &[
     "tiers/src/nvme/uring",
     "tiers/src/nvme/aligned",
     "tiers/src/gpu",
+    "tiers/src/shared",
+    "tiers/src/checksum/kernel",
     "src/shm/map",
     "python/src/memory",
 ];

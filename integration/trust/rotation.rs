@@ -208,3 +208,35 @@ async fn certificates_change_while_traffic_flows() {
     drop(late);
     assert_no_token(&server.stop(&["files changed and cannot be used"]).await);
 }
+
+#[tokio::test]
+async fn a_client_takes_a_ca_that_has_changed_with_its_next_connection() {
+    let (first, second, own) = (Files::new(), Files::new(), Files::new());
+    Ca::new().give(&first);
+    Ca::new().give(&second);
+    let text = |files: &Files, name: &str| std::fs::read_to_string(files.path(name)).unwrap();
+    own.write("ca", &text(&first, "ca"));
+    let server = first.tls().start().await;
+    let caller = Caller::open(&server, A, Way::Bulk, Some(own.trusting())).await;
+    for name in ["cert", "key"] {
+        first.write(name, &text(&second, name));
+    }
+    wait_until("the next certificate", SERVER_WAIT, async || {
+        let options = options(A, Way::Grpc, Some(second.trusting()));
+        Client::connect(server.grpc(), options).await.is_ok()
+    })
+    .await;
+    // A session has connections of its own.
+    let put = async || {
+        let session = caller.client.session("next").await.unwrap();
+        let put = caller.handle.put(&session, &batch(0..4, &PARTS)).await;
+        put.map(drop).map_err(|error| error.kind())
+    };
+    assert_eq!(put().await, Err(ErrorKind::Unauthenticated));
+    own.write("ca", &text(&second, "ca"));
+    assert_eq!(put().await, Ok(()));
+    own.write("ca", "no certificate");
+    assert_eq!(put().await, Ok(()), "one that cannot be used changes nothing");
+    caller.get().await.unwrap();
+    server.stop(&[]).await;
+}

@@ -37,6 +37,30 @@ fn other_hosts_are_not_let_in_without_tokens_unless_that_is_said() {
 }
 
 #[test]
+fn resp_beyond_loopback_wants_tls_too_unless_that_is_said() {
+    let key = "server.resp_listen";
+    let tokens = ("auth.tokens_file", "/tokens");
+    assert_eq!(check(&[(key, "127.0.0.1:7400")]).0, Some(0));
+    let (code, said) = check(&[(key, "0.0.0.0:7400"), tokens]);
+    assert_eq!(code, Some(64), "{said}");
+    assert!(
+        said.contains("server.resp_listen: 0.0.0.0:7400 given; allowed: 127.0.0.1:7400"),
+        "{said}"
+    );
+    assert!(said.contains("tls.cert_file") && said.contains("server.resp_plain = true"), "{said}");
+    let (code, said) = check(&[(key, "0.0.0.0:7400"), ("server.resp_plain", "true")]);
+    assert_eq!(code, Some(64), "tokens are wanted, too");
+    assert!(said.contains("auth.tokens_file") && said.contains("1 problem(s)"), "{said}");
+    let tls = [("tls.cert_file", "/cert"), ("tls.key_file", "/key")];
+    assert_eq!(check(&[(key, "0.0.0.0:7400"), tokens, tls[0], tls[1]]).0, Some(0));
+    assert_eq!(check(&[(key, "0.0.0.0:7400"), tokens, ("server.resp_plain", "true")]).0, Some(0));
+    let (code, said) = check(&[("server.resp_plain", "true")]);
+    assert_eq!(code, Some(64));
+    assert!(said.contains("server.resp_plain: true given"), "{said}");
+    assert_eq!(check(&[(key, "127.0.0.1:9402")]).0, Some(64), "the port of bulk");
+}
+
+#[test]
 fn settings_that_contradict_one_another_are_refused() {
     let both = [("auth.tokens_file", "/tokens"), ("auth.allow_anonymous", "true")];
     let (code, said) = check(&both);

@@ -39,6 +39,13 @@ def engine(logs: Path) -> Iterator[Engine]:
     engine.kill()
 
 
+@pytest.fixture(scope="module", params=["tier", "connector"], autouse=True)
+def adapter(request: pytest.FixtureRequest, engine: Engine) -> str:
+    """All tests are for both adapters."""
+    engine.adapter = str(request.param)
+    return engine.adapter
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts servers, each in a directory of its own."""

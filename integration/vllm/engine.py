@@ -48,7 +48,8 @@ class Generated(NamedTuple):
 class Engine:
     """One process; `open` makes an engine in it. `log` has what vLLM says."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, adapter: str = "tier") -> None:
+        self.adapter = adapter
         self._log = log.open("ab")
         self._process = subprocess.Popen(
             [ENVIRONMENT / "venv/bin/python", HERE / "host.py"],
@@ -84,11 +85,12 @@ class Engine:
     ) -> float:
         """Makes an engine in place of the one before; returns how many seconds that took.
 
-        `tier` are settings of `KvstrataTier`; `transfer` is another `kv_transfer_config` instead.
+        `tier` are settings of what `adapter` says, of `KvstrataTier` or `KvstrataConnector`;
+        `transfer` is another `kv_transfer_config` instead.
         """
         self.do("close")
         if tier is not None:
-            transfer = offloading(tier)
+            transfer = offloading(tier) if self.adapter == "tier" else connector(tier)
         defaults = {
             "dtype": "float32",
             "enforce_eager": True,
@@ -166,6 +168,17 @@ class Engine:
             assert pipe is not None
             pipe.close()
         self._log.close()
+
+
+def connector(settings: dict[str, Any]) -> dict[str, Any]:
+    """A `kv_transfer_config` with kvstrata's own connector."""
+    return {
+        "kv_connector": "KvstrataConnector",
+        "kv_connector_module_path": "kvstrata.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": settings,
+    }
 
 
 def offloading(tier: dict[str, Any]) -> dict[str, Any]:

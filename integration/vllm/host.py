@@ -19,6 +19,7 @@ os.dup2(2, 1)
 sys.path.insert(0, str(Path(__file__).parent))
 
 import vllm  # noqa: E402
+from vllm.distributed.kv_transfer import get_kv_transfer_group  # noqa: E402
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # noqa: E402
 
 _SETTLE = 60.0
@@ -96,7 +97,7 @@ class Host:
     def settle(self) -> dict[str, Any]:
         """Has the engine step until no block is on its way any more."""
         end = time.monotonic() + _SETTLE
-        while self._scheduler().connector.has_pending_push_work():
+        while self._is_busy():
             assert time.monotonic() < end, "transfers do not end"
             self._llm.llm_engine.step()
             time.sleep(0.001)
@@ -104,20 +105,50 @@ class Host:
 
     def empty(self) -> dict[str, Any]:
         """Forgets all blocks, in the engine's cache and in the primary tier."""
-        return {"done": self._llm.reset_prefix_cache(reset_connector=True)}
+        with_primary = self._connector_worker() is None
+        return {"done": self._llm.reset_prefix_cache(reset_connector=with_primary)}
 
     def tier(self) -> dict[str, Any]:
-        """What the tier counted so far, and the longest of its calls since it was asked last."""
+        """What the adapter counted so far, and the longest of its calls since it was asked last."""
+        worker = self._connector_worker()
+        if worker is not None:
+            return self._halves(worker)
         tier = self._scheduler().connector.connector_scheduler.manager.secondary_tiers[0]
-        counters = tier._counters
-        slowest, counters._slowest = counters.slowest, 0.0
         return {
-            "counts": counters.snapshot(),
-            "slowest": slowest,
+            **self._counts(tier._counters),
             "requests": len(tier._lookups._requests),
             "groups": len(tier._spaces),
             "ready": all(space.ready for space in tier._spaces.values()),
         }
+
+    def _halves(self, worker: Any) -> dict[str, Any]:
+        scheduler = self._scheduler().connector._scheduler
+        counted = self._counts(scheduler._counters)
+        moved = worker._counters.snapshot()
+        counted["counts"] |= moved
+        counted["counts"]["stored_blocks"] = moved.get("put_stored_blocks", 0)
+        links = (scheduler._link, worker._link)
+        return {
+            **counted,
+            "requests": len(scheduler._requests),
+            "groups": worker._groups,
+            "ready": all(space.ready for link in links for space in link._spaces),
+        }
+
+    def _counts(self, counters: Any) -> dict[str, Any]:
+        slowest, counters._slowest = counters.slowest, 0.0
+        return {"counts": counters.snapshot(), "slowest": slowest}
+
+    def _is_busy(self) -> bool:
+        worker = self._connector_worker()
+        is_moving = worker is not None and worker.is_busy
+        return is_moving or self._scheduler().connector.has_pending_push_work()
+
+    def _connector_worker(self) -> Any:
+        """The worker's half of `KvstrataConnector`, if the engine has that."""
+        if not hasattr(self._scheduler().connector, "_plans"):
+            return None
+        return get_kv_transfer_group()._worker
 
     def _scheduler(self) -> Any:
         return self._llm.llm_engine.engine_core.engine_core.scheduler
@@ -127,7 +158,8 @@ class Host:
         counted = {}
         for metric in self._llm.get_metrics():
             value = getattr(metric, "value", None)
-            if value is not None and ("prefix_cache" in metric.name or "offload" in metric.name):
+            of_caches = ("prefix_cache", "offload", "kvstrata", "cached_by_source")
+            if value is not None and any(part in metric.name for part in of_caches):
                 labels = ",".join(
                     f"{name}={label}"
                     for name, label in sorted(metric.labels.items())

@@ -1,4 +1,4 @@
-"""KvstrataTier in a real vLLM: the same tokens as without it, from whatever tier they come."""
+"""Both adapters in a real vLLM: the same tokens as without it, from whatever tier they come."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_blocks_outlive_the_engine_then_the_server_then_its_disk(
     )
     tier = {"endpoint": server.grpc}
 
-    first = Engine(logs / "first.log")
+    first = Engine(logs / "first.log", engine.adapter)
     first.open("smollm2")
     expected = first.generate(PROMPT)
     assert expected.external_hits == 0
@@ -96,6 +96,11 @@ def found_in(engine: Engine, expected: Generated, counter: str) -> None:
     same(generated, expected)
     assert generated.external_hits >= ENOUGH
     assert grown(engine, before, counter) >= BLOCKS, engine.tier()
+    loaded = {
+        "tier": "vllm:kv_offload_kvstrata_blocks{outcome=loaded}",
+        "connector": "vllm:kvstrata_blocks{outcome=loaded}",
+    }[engine.adapter]
+    assert generated.counted[loaded] >= BLOCKS, generated.counted
     engine.settle()
 
 

@@ -59,6 +59,7 @@ class Server:
         self.grpc = addresses["grpc"]
         self.http = addresses["http"]
         self.bulk = addresses.get("bulk") or self.bulk
+        self.resp = addresses.get("resp")
 
     def kill(self) -> None:
         """Ends it at once, whatever it is doing."""
@@ -74,11 +75,17 @@ class Server:
         self.process.send_signal(signal.SIGCONT)
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """The value of a series, as `name{label="value"}`, or the sum of all of a name."""
         with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
-        named = [line for line in lines if line.split("{")[0].split(" ")[0] == name]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in named)
+        series = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
+        return sum(float(value) for each, value in series if name in (each, each.split("{")[0]))
+
+    def resident_kib(self) -> int:
+        """Its resident memory that is its own, without dram."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        (line,) = [line for line in status if line.startswith("RssAnon:")]
+        return int(line.split()[1])
 
     def close(self) -> None:
         """Ends it if it still runs."""

@@ -214,7 +214,7 @@ impl Node {
         self.metrics.record_lookup(convert::answers(answer.counts));
         let run = |run: Run| {
             let wait = self.stack.estimate_load(run.tier, run.bytes);
-            convert::run(&run, self.members.this, wait)
+            convert::run(&run, self.members.answering, wait)
         };
         let lease = match promise {
             Some(promise) if !answer.pins.is_empty() => {

@@ -20,8 +20,8 @@ use crate::{
     limits::{
         CLIENT_NAME_BYTES_MAX, GET_BLOCKS_MAX, LOOKUP_HASHES_MAX, MESSAGE_BYTES_MAX, PUT_BLOCKS_MAX,
     },
+    members::{Member, Members},
     metrics::{Answer, Missed, PutLabel},
-    node::{Member, Members},
 };
 
 /// Bytes of the digests that stand for what may be secret: enough to tell a few apart.
@@ -141,12 +141,12 @@ pub(super) fn members(members: &Members) -> wire::MemberList {
         bulk: member.bulk.as_ref().map(|bulk| wire::BulkPort {
             tcp: bulk.tcp.clone(),
             unix: bulk.unix.clone(),
-            instance: bulk.instance.to_vec().into(),
+            instance: bulk.instance.clone(),
         }),
     };
     wire::MemberList {
         epoch: members.epoch,
-        self_: members.this,
+        self_: members.answering,
         members: members.list.iter().map(member).collect(),
     }
 }
@@ -185,7 +185,7 @@ pub(super) fn counts(counts: TierCounts) -> wire::TierCounts {
 
 /// Counts by tier, as labels.
 #[must_use]
-pub(super) fn answers(counts: TierCounts) -> [(Answer, u32); 5] {
+pub(crate) fn answers(counts: TierCounts) -> [(Answer, u32); 5] {
     [
         (Answer::Dram, counts.dram),
         (Answer::Nvme, counts.nvme),

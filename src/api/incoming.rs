@@ -9,13 +9,14 @@
 use std::{
     io,
     net::SocketAddr,
+    panic::AssertUnwindSafe,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use futures_util::{Stream as Items, stream};
+use futures_util::{FutureExt, Stream as Items, stream};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -24,10 +25,11 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 use tonic::transport::server::{Connected, TcpConnectInfo};
-use tracing::warn;
+use tracing::{error, warn};
 
 use crate::{
     limits::{HELLO_DEADLINE, HTTP_CONNECTIONS_MAX, HTTP_SILENCE_MAX},
+    node::Node,
     tls::{Entry, Stream},
 };
 
@@ -97,6 +99,25 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.open.dec();
     }
+}
+
+/// Serves one connection in a task of its own, until it ends or the tasks of the node should; a panic
+/// ends it and nothing else.
+pub(crate) fn serve(
+    node: &Node,
+    name: &'static str,
+    place: Place,
+    serving: impl Future<Output = ()> + Send + 'static,
+) {
+    let (stop, panics) = (node.tasks.stop_token(), node.metrics.request_panics.clone());
+    node.tasks.spawn(name, async move {
+        let _place = place;
+        let serving = AssertUnwindSafe(Box::pin(serving)).catch_unwind();
+        if let Some(Err(_panic)) = stop.run_until_cancelled(serving).await {
+            panics.inc();
+            error!(task = name, "connection panicked");
+        }
+    });
 }
 
 /// How long nothing, or too little, may come from the peer.

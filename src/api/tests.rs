@@ -28,10 +28,12 @@ use tonic::{
 use super::*;
 use crate::{
     auth::Gate,
+    events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
+    members::Members,
     metrics::ServerMetrics,
-    node::{Leases, Members, Sessions},
+    node::{Leases, Sessions},
     openers::Openers,
     tasks::Tasks,
 };
@@ -60,6 +62,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         stack,
         namespaces,
         openers: Openers::default(),
+        told: Subscriptions::default(),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
         metrics,

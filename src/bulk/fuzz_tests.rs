@@ -14,11 +14,7 @@
 //! KVSTRATA_FUZZ_SECONDS=600 cargo test -p kvstrata --lib changed_frames -- --nocapture
 //! ```
 
-use std::{env, fs, path::PathBuf, time::Duration};
-
 use bytes::Bytes;
-use kvstrata_tiers::testing::Mutator;
-use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::{
@@ -29,11 +25,7 @@ use super::{
     frame::{Broken, HEADER_BYTES, Header, Kind, VERSION, push},
     shared_body::{DAMAGED, HAS_REGIONS, Regions, Spot, Staged, push_number, read_number},
 };
-
-/// Changed streams that every test run tries.
-const ROUNDS: u64 = 20_000;
-/// Changed streams that are changed further, because they were read.
-const POOL_MAX: usize = 256;
+use crate::corpus::{Changes, Corpus};
 
 /// Reads one frame; what is read is written as the same bytes again.
 fn read_frame(stream: &[u8]) -> Result<usize, Broken> {
@@ -123,17 +115,8 @@ fn reseal(stream: &mut [u8]) {
     stream[16..24].copy_from_slice(&checksum.to_le_bytes());
 }
 
-fn home() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src/bulk/corpus")
-}
-
-fn corpus() -> Vec<(String, Vec<u8>)> {
-    let files = fs::read_dir(home()).unwrap().map(|file| file.unwrap());
-    let mut files: Vec<_> = files
-        .map(|file| (file.file_name().into_string().unwrap(), fs::read(file.path()).unwrap()))
-        .collect();
-    files.sort();
-    files
+fn corpus() -> Corpus {
+    Corpus::of("bulk")
 }
 
 fn client_frames() -> Vec<Vec<u8>> {
@@ -213,13 +196,8 @@ fn server_frames() -> Vec<Vec<u8>> {
 
 #[test]
 fn the_corpus_reads_as_its_names_say() {
-    if env::var_os("KVSTRATA_REWRITE_CORPUS").is_some() {
-        rewrite();
-    }
-    let files = corpus();
-    assert!(files.iter().filter(|(name, _)| name.starts_with("good-")).count() > 2);
-    assert!(files.iter().filter(|(name, _)| name.starts_with("bad-")).count() > 2);
-    for (name, stream) in files {
+    corpus().rewrite(made);
+    for (name, stream) in corpus().files() {
         let read = read_stream(&stream);
         assert_eq!(read.is_ok(), name.starts_with("good-"), "{name}: {read:?}");
     }
@@ -229,11 +207,11 @@ fn the_corpus_reads_as_its_names_say() {
 fn what_version_1_wrote_is_what_this_build_writes() {
     for (name, frames) in [("good-v1-client", client_frames()), ("good-v1-server", server_frames())]
     {
-        assert_eq!(fs::read(home().join(name)).unwrap(), frames.concat(), "{name}");
+        assert_eq!(corpus().file(name), frames.concat(), "{name}");
     }
 }
 
-fn rewrite() {
+fn made() -> Vec<(&'static str, Vec<u8>)> {
     let (client, server) = (client_frames(), server_frames());
     let mut counts = client[1].clone();
     counts[HEADER_BYTES + 52..HEADER_BYTES + 56].fill(0xff);
@@ -246,7 +224,7 @@ fn rewrite() {
     let mut kind = server[3].clone();
     kind[2] = 99;
     reseal(&mut kind);
-    let files = [
+    vec![
         ("good-v1-client", client.concat()),
         ("good-v1-server", server.concat()),
         ("good-nothing", Vec::new()),
@@ -256,41 +234,20 @@ fn rewrite() {
         ("bad-checksum", wrong),
         ("bad-kind", kind),
         ("bad-cut", server.concat()[..40].to_vec()),
-    ];
-    fs::create_dir_all(home()).unwrap();
-    for (name, bytes) in files {
-        fs::write(home().join(name), bytes).unwrap();
-    }
+    ]
 }
 
 #[test]
 fn changed_frames_break_nothing() {
-    let number = |name| env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    let mut mutator = Mutator::new(number("KVSTRATA_FUZZ_SEED").unwrap_or(1));
     let mut pool: Vec<_> = client_frames().into_iter().chain(server_frames()).collect();
-    pool.extend(corpus().into_iter().map(|(_, bytes)| bytes));
-    let (mut rounds, mut read) = (0, 0);
-    let started = Instant::now();
-    let long = number("KVSTRATA_FUZZ_SECONDS").map(Duration::from_secs);
-    while rounds < ROUNDS || long.is_some_and(|long| started.elapsed() < long) {
-        let mut stream = pool[mutator.below(pool.len())].clone();
-        let other = mutator.below(pool.len());
-        mutator.mutate(&mut stream, &pool[other]);
-        if mutator.chance(750) {
+    pool.extend(corpus().files().into_iter().map(|(_, bytes)| bytes));
+    let mut changes = Changes::of(pool);
+    while let Some(mut stream) = changes.next() {
+        if changes.mutator.chance(750) {
             reseal(&mut stream);
         }
-        rounds += 1;
-        let frame = read_frame(&stream);
-        if frame.is_ok() {
-            read += 1;
-            if pool.len() < POOL_MAX {
-                pool.push(stream);
-            } else if mutator.chance(10) {
-                let place = mutator.below(POOL_MAX);
-                pool[place] = stream;
-            }
+        if read_frame(&stream).is_ok() {
+            changes.note_read(stream);
         }
     }
-    println!("{rounds} streams, {read} of them read");
-    assert!(read > 100 && read < rounds, "{read} of {rounds} tells nothing");
 }

@@ -128,21 +128,30 @@ impl<R: AsyncRead + Unpin> Input<R> {
         cx: &mut Context<'_>,
         room: &mut [u8],
     ) -> Poll<Result<usize>> {
-        let mut room = ReadBuf::new(room);
-        match Pin::new(&mut self.io).poll_read(cx, &mut room) {
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Err(error)) => Poll::Ready(Err(lost(error))),
-            Poll::Ready(Ok(())) if room.filled().is_empty() => {
-                Poll::Ready(Err(lost(io::ErrorKind::UnexpectedEof.into())))
-            }
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(room.filled().len())),
-        }
+        poll_some(&mut self.io, cx, room)
     }
 
     /// Whether nothing has come that was not asked for, the end of the connection included.
     pub(crate) fn is_silent(&mut self) -> bool {
         let mut cx = Context::from_waker(std::task::Waker::noop());
         self.have == 0 && Pin::new(&mut self.io).poll_fill_buf(&mut cx).is_pending()
+    }
+}
+
+/// Reads what there is into `room`; returns how much, at least one byte.
+pub(crate) fn poll_some(
+    io: &mut (impl AsyncRead + Unpin),
+    cx: &mut Context<'_>,
+    room: &mut [u8],
+) -> Poll<Result<usize>> {
+    let mut room = ReadBuf::new(room);
+    match Pin::new(io).poll_read(cx, &mut room) {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(Err(error)) => Poll::Ready(Err(lost(error))),
+        Poll::Ready(Ok(())) if room.filled().is_empty() => {
+            Poll::Ready(Err(lost(io::ErrorKind::UnexpectedEof.into())))
+        }
+        Poll::Ready(Ok(())) => Poll::Ready(Ok(room.filled().len())),
     }
 }
 
@@ -154,7 +163,7 @@ pub(crate) fn slow() -> Error {
 
 /// The error of a connection that is gone.
 pub(crate) fn lost(error: io::Error) -> Error {
-    Error::new(ErrorKind::Unavailable, "bulk connection lost").because(error)
+    Error::new(ErrorKind::Unavailable, "connection lost").because(error)
 }
 
 #[cfg(test)]

@@ -2,21 +2,21 @@
 
 use std::{
     io,
-    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use futures_util::FutureExt;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, UnixListener, UnixStream},
 };
-use tracing::error;
+use tracing::debug;
 
 use super::{Bulk, connection};
 use crate::{
-    api::incoming::{Place, Places, accept},
+    api::incoming::{self, Place, Places, accept},
+    limits::BULK_UNIX_SEND_BYTES,
     shm::{self, socket::Files},
     tls::Entry,
 };
@@ -81,6 +81,7 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
         }
         Listener::Unix(unix, _file) => {
             let ((io, _peer), place) = places.next(|| unix.accept()).await;
+            widen(&io);
             if bulk.arena.is_some() {
                 let (from, to, files) = shm::socket::split(io);
                 spawn(Arc::clone(bulk), (from, to), Some(files), place);
@@ -91,22 +92,20 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
     }
 }
 
-/// Serves one connection; a panic ends it and nothing else.
+/// Lets more wait in a Unix socket than the system does by itself.
+pub(crate) fn widen(io: &UnixStream) {
+    if let Err(error) = set_socket_send_buffer_size(io, BULK_UNIX_SEND_BYTES) {
+        debug!(%error, "the socket stays as it is");
+    }
+}
+
+/// Serves one connection.
 fn spawn<R, W>(bulk: Arc<Bulk>, (from, to): (R, W), files: Option<Arc<Files>>, place: Place)
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
-    let tasks = bulk.node.tasks.clone();
-    let stop = tasks.stop_token();
-    tasks.spawn("bulk connection", async move {
-        let _place = place;
-        let panics = bulk.node.metrics.request_panics.clone();
-        let serving =
-            AssertUnwindSafe(Box::pin(connection::run(bulk, from, to, files))).catch_unwind();
-        if let Some(Err(_panic)) = stop.run_until_cancelled(serving).await {
-            panics.inc();
-            error!("bulk connection panicked");
-        }
-    });
+    let node = Arc::clone(&bulk.node);
+    let serving = Box::pin(connection::run(bulk, from, to, files));
+    incoming::serve(&node, "bulk connection", place, serving);
 }

@@ -94,8 +94,9 @@ impl Sharing {
         let offset = usize::try_from(staged.offset).unwrap_or(usize::MAX);
         let mut inside = true;
         let stored = put.store(staged.place, staged.bytes, |room| {
-            inside = staging.copy(offset, room);
-            if inside { room.len() } else { 0 }
+            let copied = staging.bytes(offset, room.len()).map(|from| from.copy_to(room.into()));
+            inside = copied.is_some();
+            copied.map_or(0, |copy| copy.len())
         });
         if inside {
             return stored;

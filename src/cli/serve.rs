@@ -17,6 +17,7 @@ use crate::{
     config::{self, Config, Problems, Sources},
     limits::{
         BULK_CONNECTIONS_MAX, CONNECTIONS_MAX, FILES_BESIDES_CONNECTIONS, HTTP_CONNECTIONS_MAX,
+        RESP_CONNECTIONS_MAX,
     },
     logging,
     server::{ServeError, Server},
@@ -75,7 +76,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     }
     logging::start(&config.log).map_err(Failure::failed)?;
     log_settings(&config);
-    raise_open_files();
+    raise_open_files(&config);
     let mut server = Server::bind(&config).await.map_err(|why| match why {
         ServeError::Config(problems) => problems.into(),
         other => Failure::failed(other),
@@ -121,8 +122,9 @@ fn sources(args: &Args) -> Result<Sources, Failure> {
 
 /// Asks for as many open files as there may be connections. A shell allows 1024 by default, and a
 /// node that has none left cannot answer probes.
-fn raise_open_files() {
-    let connections = CONNECTIONS_MAX + BULK_CONNECTIONS_MAX + HTTP_CONNECTIONS_MAX;
+fn raise_open_files(config: &Config) {
+    let resp = if config.server.resp_address().is_some() { RESP_CONNECTIONS_MAX } else { 0 };
+    let connections = CONNECTIONS_MAX + BULK_CONNECTIONS_MAX + HTTP_CONNECTIONS_MAX + resp;
     let needed = connections + FILES_BESIDES_CONNECTIONS;
     let needed = u64::try_from(needed).unwrap_or(u64::MAX);
     let limit = getrlimit(Resource::Nofile);

@@ -284,9 +284,24 @@ impl<'a> Assembler<'a> {
 
     /// Bytes of the piece that has begun lie in the sink's memory now.
     pub(super) fn landed(&mut self, bytes: &[u8]) {
-        if let (Some((_, spec)), Some(current)) = (self.due(), &mut self.current) {
-            current.hasher(self.namespace, spec).update(bytes);
+        if let Some(hasher) = self.hasher() {
+            hasher.update(bytes);
         }
+    }
+
+    /// What hashes the piece that has begun, for whoever copies it into the sink's memory.
+    pub(super) fn hasher(&mut self) -> Option<&mut PartHasher> {
+        let (_, spec) = self.due()?;
+        Some(self.current.as_mut()?.hasher(self.namespace, spec))
+    }
+
+    /// The [buffer](Self::buffer) for the piece that has begun, and what hashes it, for whoever copies it
+    /// there.
+    pub(super) fn hashed_buffer(&mut self) -> Option<(&mut BytesMut, &mut PartHasher)> {
+        self.buffer()?;
+        self.hasher()?;
+        let current = self.current.as_mut()?;
+        current.buffer.as_mut().zip(current.hasher.as_mut())
     }
 
     /// A buffer of ours that the piece that has begun is read into: one for each part, with room for

@@ -11,10 +11,9 @@ use super::{
     access::{Access, Carrier, address_of, dialled},
     breaker::Breaker,
     bulk::Pool,
-    members::Members,
     status::{error_of, root},
 };
-use crate::{auth::Token, tls::TlsOptions};
+use crate::{auth::Token, members::Members, tls::TlsOptions};
 
 /// The longest gRPC message either side sends, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;

@@ -9,7 +9,9 @@
 //! - *A get returns exactly the bytes that were put under that key, or nothing.* Every part is
 //!   verified here against a checksum seeded with its identity; what fails is a miss for its block.
 //! - A miss is never an error. Errors carry the kind the server meant and say what to do next.
-//! - A server that does not answer is an error at once after the first time, until it is back.
+//! - A server that does not answer is an error at once after the first time, until it is back
+//!   (`Unavailable`, or `Timeout` for those who waited). It is no miss here: a miss is what a server has
+//!   said. Whoever wants to go on without a server takes either of the two kinds as one.
 //! - Every call has a deadline; what is in flight is bounded by message size and HTTP/2 windows.
 //! - Lists longer than the server's limits are split, in order, where the meaning survives that
 //!   (get, put, touch, ...). A lookup is not split: its prefix and lease are one decision.
@@ -37,13 +39,16 @@ mod stats;
 mod status;
 mod verbs;
 
-pub use crate::{auth::Token, tls::TlsOptions};
+pub use crate::{
+    auth::Token,
+    members::{BulkPort, Member, Members},
+    tls::TlsOptions,
+};
 pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason, PiecePlace};
 pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX, Path};
 pub use get::GetOptions;
 pub use hashes::HashList;
 pub use lookup::{Lease, LeaseAsk, Locality, Lookup, LookupOptions, Run};
-pub use members::{BulkPort, Member, Members};
 pub use namespace::{Handle, Limits, NamespaceSpec};
 pub use put::{PutBatch, PutOutcome, PutReport};
 pub use session::{Session, SessionState};

@@ -13,6 +13,8 @@ use tonic::{Request, Streaming};
 
 use super::{Client, connect::within, status::broken_contract};
 
+const DOING: &str = "open session";
+
 /// Where a session stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SessionState {
@@ -42,7 +44,11 @@ impl Client {
     /// # Cancel safety
     /// Safe: the server frees a session whose stream is gone.
     pub async fn session(&self, name: &str) -> Result<Session> {
-        const DOING: &str = "open session";
+        self.breaker().admit(DOING)?;
+        self.breaker().note(self.open_session(name).await)
+    }
+
+    async fn open_session(&self, name: &str) -> Result<Session> {
         let deadline = self.options().call_deadline;
         // No gRPC timeout here: it would end the stream.
         let request = Request::new(v1::SessionRequest { client: name.to_owned() });

@@ -9,6 +9,7 @@
 //! No setting can be changed while the server runs; a restart is quick and drains first. The files that
 //! `auth` and `tls` name may change, and are read again.
 
+mod events;
 mod load;
 mod nvme;
 mod object;
@@ -18,6 +19,7 @@ mod validate;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+pub use events::{EventSource, EventSources, Events};
 pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
 pub use nvme::{Nvme, NvmeEngine, NvmePlan, NvmeSpace};
 pub use object::{Object, ObjectAdmission, ObjectUrl};
@@ -54,6 +56,8 @@ pub struct Config {
     pub auth: Auth,
     /// How connections are encrypted.
     pub tls: Tls,
+    /// Which engines are listened to.
+    pub events: Events,
     /// What is logged.
     pub log: Log,
 }
@@ -92,6 +96,12 @@ pub struct Server {
     /// may connect then sees every block, so they must all trust one another. Not offered while there
     /// are tokens of several tenants.
     pub shared_memory: bool,
+    /// Address of the RESP listener, for engines that know no other protocol. Default `none`: it is for
+    /// them alone. On loopback or with TLS, unless [`resp_plain`](Self::resp_plain).
+    pub resp_listen: Maybe<Address>,
+    /// Whether the RESP listener may face other hosts without TLS. Default `false`: tokens and values
+    /// would cross the network for everybody to read.
+    pub resp_plain: bool,
     /// Longest time between SIGTERM and the end for requests and sessions to finish. Default `20s`:
     /// below the 30 s that Kubernetes waits. `0s` ends them at once.
     pub drain_grace: Period,
@@ -105,6 +115,8 @@ impl Default for Server {
             bulk_listen: Auto::Auto,
             bulk_unix: Maybe::None,
             shared_memory: false,
+            resp_listen: Maybe::None,
+            resp_plain: false,
             drain_grace: Period(Duration::from_secs(20)),
         }
     }
@@ -114,8 +126,15 @@ impl Server {
     /// Whether other hosts can reach a listener.
     #[must_use]
     pub fn listens_beyond_loopback(&self) -> bool {
-        let listens = [Some(self.grpc_listen), Some(self.http_listen), self.bulk_address()];
-        listens.into_iter().flatten().any(|address| !address.ip().is_loopback())
+        let ours = [Some(self.grpc_listen), Some(self.http_listen)];
+        let listens = [self.bulk_address(), self.resp_address()];
+        ours.into_iter().chain(listens).flatten().any(|address| !address.ip().is_loopback())
+    }
+
+    /// Where the RESP listener is; none if there is none.
+    #[must_use]
+    pub fn resp_address(&self) -> Option<SocketAddr> {
+        self.resp_listen.given().map(|address| address.0)
     }
 
     /// Where the bulk port listens on TCP; none if it does not.

@@ -27,8 +27,8 @@ pub struct Tls {
     pub cert_file: Maybe<PathText>,
     /// PEM file with its key. Default `none`.
     pub key_file: Maybe<PathText>,
-    /// PEM file with the CA of clients: those of gRPC and bulk must show a certificate of it. Default
-    /// `none`: they show none.
+    /// PEM file with the CA of clients: those of gRPC, bulk and RESP must show a certificate of it.
+    /// Default `none`: they show none.
     pub client_ca_file: Maybe<PathText>,
 }
 
@@ -44,10 +44,11 @@ impl Auth {
         if self.allow_anonymous {
             return;
         }
-        let listens: [(&str, Option<SocketAddr>); 3] = [
+        let listens: [(&str, Option<SocketAddr>); 4] = [
             ("server.grpc_listen", Some(server.grpc_listen)),
             ("server.http_listen", Some(server.http_listen)),
             ("server.bulk_listen", server.bulk_address()),
+            ("server.resp_listen", server.resp_address()),
         ];
         for (key, address) in listens {
             // What follows from another key is said of that.
@@ -67,7 +68,18 @@ impl Auth {
 }
 
 impl Tls {
-    pub(super) fn check(&self, problems: &mut Vec<Problem>) {
+    pub(super) fn check(&self, server: &Server, problems: &mut Vec<Problem>) {
+        let plain = server.resp_address().filter(|at| !at.ip().is_loopback());
+        if let Some(address) =
+            plain.filter(|_| self.cert_file.given().is_none() && !server.resp_plain)
+        {
+            let allowed = format!(
+                "127.0.0.1:{} without TLS; give a certificate in tls.cert_file (docs/trust.md), or set \
+                 server.resp_plain = true if tokens and values may cross the network readable",
+                address.port()
+            );
+            problems.push(Problem::new("server.resp_listen", address, allowed));
+        }
         let given = |file: &Maybe<PathText>| file.given().is_some();
         let mut missing = |key: &str, why: &str| {
             problems.push(Problem::new(key, "none", format!("a path, because {why} is given")));

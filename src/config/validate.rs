@@ -30,7 +30,7 @@ impl Config {
         self.check_memory(&mut problems);
         self.check_leases(&mut problems);
         self.auth.check(&self.server, &mut problems);
-        self.tls.check(&mut problems);
+        self.tls.check(&self.server, &mut problems);
         self.nvme.check(&mut problems);
         self.object.check(&self.nvme, &mut problems);
         if !self.log.level.split(',').all(is_level) {
@@ -74,6 +74,17 @@ impl Config {
         {
             let allowed = "auto, none, or an address of its own, or port 0";
             problems.push(Problem::new("server.bulk_listen", bulk, allowed));
+        }
+        if let Some(resp) = self.server.resp_address()
+            && resp.port() != 0
+            && ([grpc, http].contains(&resp) || self.server.bulk_address() == Some(resp))
+        {
+            let allowed = "none, or an address of its own, or port 0";
+            problems.push(Problem::new("server.resp_listen", resp, allowed));
+        }
+        if self.server.resp_plain && self.server.resp_address().is_none() {
+            let allowed = "false, or true with an address in server.resp_listen";
+            problems.push(Problem::new("server.resp_plain", true, allowed));
         }
         if self.server.shared_memory && self.server.bulk_unix.given().is_none() {
             let allowed = "false, or true with a path in server.bulk_unix";

@@ -178,6 +178,7 @@ impl PutFlow {
             lengths: ask.lengths,
         };
         let batch = node.stack.put(&namespace, offer)?;
+        node.told.offered(node, &namespace, hashes);
         let retry_after = batch.retry_after();
         let (ranges, known, missing) = sort_claims(batch.claims());
         let durable =

@@ -161,6 +161,8 @@ label_values! {
         Bulk = "bulk",
         /// The pages.
         Http = "http",
+        /// The RESP listener.
+        Resp = "resp",
     }
 }
 
@@ -191,5 +193,53 @@ label_values! {
         Ok = "ok",
         /// They cannot be used; what was loaded before is in force.
         Failed = "failed",
+    }
+}
+
+label_values! {
+    /// A command of RESP.
+    RespCommand {
+        /// SET.
+        Set = "set",
+        /// GET and MGET.
+        Get = "get",
+        /// EXISTS, STRLEN, TTL and PTTL.
+        Exists = "exists",
+        /// DEL and UNLINK.
+        Del = "del",
+        /// What asks for no value.
+        Other = "other",
+    }
+}
+
+label_values! {
+    /// Why a value of a SET was not stored.
+    RespDrop {
+        /// There is no room that may be taken, or the node is draining.
+        Room = "room",
+        /// The value is empty, or longer than a block may be.
+        Length = "length",
+        /// The key is too long.
+        Key = "key",
+        /// The command has an option that is not known here.
+        Option = "option",
+        /// It is the second one of two that belong together, and the first one is not here.
+        Torn = "torn",
+    }
+}
+
+label_values! {
+    /// What became of a batch of events of an engine.
+    EventBatch {
+        /// It came, and was read.
+        Taken = "taken",
+        /// It was missed, and the engine has sent it again.
+        Replayed = "replayed",
+        /// It came again.
+        Repeated = "repeated",
+        /// It was missed, and the engine did not send it again.
+        Lost = "lost",
+        /// It could not be read.
+        Broken = "broken",
     }
 }

@@ -3,21 +3,25 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod events;
 mod labels;
+mod resp;
 mod store;
 mod trust;
 
 use std::time::Duration;
 
+pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded, TierLabel,
-    Unproven,
+    Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
+    RespCommand, RespDrop, TierLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
+pub use resp::RespMetrics;
 pub use store::StoreGauges;
 pub use trust::TrustMetrics;
 
@@ -111,6 +115,10 @@ pub struct ServerMetrics {
     pub request_panics: Counter,
     /// Who was not let in.
     pub trust: TrustMetrics,
+    /// The RESP listener.
+    pub resp: RespMetrics,
+    /// The events of engines.
+    pub events: EventMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -149,6 +157,8 @@ impl ServerMetrics {
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
+            resp: RespMetrics::register(registry),
+            events: EventMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

@@ -1,16 +1,18 @@
 //! Memory that another process can write at any time, mapped to be read; and memory of ours that another
 //! process reads.
 //!
-//! No reference to shared bytes is ever made, because references promise that nobody writes. Bytes are
-//! copied out by one function that the compiler knows nothing about, and judged only in the copy.
-//! A file is mapped only if it is memory of the kernel's and sealed against shrinking: a page of it is
+//! No reference to shared bytes is ever made ([`kvstrata_tiers::shared`]). A file is mapped only if it is memory of the kernel's and sealed against shrinking: a page of it is
 //! always there, so reading never faults, whatever its other holders do.
 #![expect(unsafe_code, reason = "maps memory; nothing outside of this file touches it")]
 
 use std::{fmt, num::NonZeroUsize, os::fd::OwnedFd, ptr::NonNull};
 
 use bytes::{BufMut, BytesMut};
-use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use kvstrata_tiers::{
+    checksum::PartHasher,
+    error::{Error, ErrorKind, Result},
+    shared::{self, Room, SharedBytes},
+};
 use rustix::{
     fs::{
         MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
@@ -96,25 +98,26 @@ impl Mapping {
         Ok(Self(Mapped::new(file, len, ProtFlags::READ)?))
     }
 
-    /// Copies what is at `offset` into `to`; false, and nothing, if that is not within it.
-    #[must_use]
-    pub(crate) fn copy(&self, offset: usize, to: &mut [u8]) -> bool {
-        let Some(from) = self.0.at(offset, to.len()) else { return false };
-        // SAFETY: `from` has as many bytes, mapped and never taken away, and `to` is ours.
-        unsafe { copy_shared(from, to.as_mut_ptr(), to.len()) };
-        true
+    /// The `bytes` bytes at `offset`, if there are as many.
+    pub(crate) fn bytes(&self, offset: usize, bytes: usize) -> Option<SharedBytes<'_>> {
+        let from = self.0.at(offset, bytes)?;
+        // SAFETY: there are as many, mapped for as long as `self` is, and never taken away.
+        Some(unsafe { SharedBytes::new(from, bytes) })
     }
 
-    /// Appends `bytes` bytes at `offset` to `to`, which has room for them; false, and nothing, if there
-    /// is no such room or they are not within it.
+    /// Appends the `bytes` bytes at `offset` to `to`, which has room for them, and has them hashed; false,
+    /// and nothing, if there is no such room or they are not within it.
     #[must_use]
-    pub(crate) fn append(&self, offset: usize, bytes: usize, to: &mut BytesMut) -> bool {
-        let room = to.spare_capacity_mut();
-        let Some(from) = self.0.at(offset, bytes).filter(|_| room.len() >= bytes) else {
-            return false;
-        };
-        // SAFETY: as in `copy`; the room is ours and need not be initialised to be written.
-        unsafe { copy_shared(from, room.as_mut_ptr().cast(), bytes) };
+    pub(crate) fn append(
+        &self,
+        offset: usize,
+        bytes: usize,
+        to: &mut BytesMut,
+        hasher: &mut PartHasher,
+    ) -> bool {
+        let room = to.spare_capacity_mut().get_mut(..bytes);
+        let (Some(from), Some(room)) = (self.bytes(offset, bytes), room) else { return false };
+        hasher.copy(from, Room::from(room));
         // SAFETY: that many bytes of the room have just been written.
         unsafe { to.advance_mut(bytes) };
         true
@@ -159,7 +162,7 @@ impl Staging {
         let Some(to) = self.mapped.at(offset, from.len()) else { return false };
         // SAFETY: `to` has as many bytes, mapped and never taken away, and no reference to any of them
         // exists in this process; what another process reads meanwhile it has to check.
-        unsafe { copy_shared(from.as_ptr(), to, from.len()) };
+        unsafe { shared::copy(from.as_ptr(), to, from.len()) };
         true
     }
 }
@@ -170,66 +173,24 @@ impl fmt::Debug for Staging {
     }
 }
 
-/// Copies bytes of which either side may be shared with another process. To the compiler this is not a
-/// read of Rust's, which would have to be of memory that nobody writes.
-///
-/// # Safety
-/// Both are mapped for `bytes` bytes and do not overlap, and what is not shared is the caller's.
-#[cfg(target_arch = "x86_64")]
-unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
-    // SAFETY: the caller vouches for both ranges. Not slower than `memcpy` for slices of 64 KiB and more, which
-    // are copied here.
-    unsafe {
-        std::arch::asm!(
-            "rep movsb",
-            inout("rcx") bytes => _,
-            inout("rdi") to => _,
-            inout("rsi") from => _,
-            options(nostack, preserves_flags),
-        );
-    }
-}
-
-/// As above: in words, each by an atomic read, which is what such memory may be read by.
-///
-/// # Safety
-/// As above.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
-    use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-    let mut at = 0;
-    while at < bytes {
-        // SAFETY: `at` is below `bytes`, so both addresses are within what the caller vouches for.
-        let (source, target) = unsafe { (from.add(at).cast_mut(), to.add(at)) };
-        if bytes - at >= 8 && source.addr() % 8 == 0 {
-            // SAFETY: eight bytes are left, and the source is aligned; atomics may read what is mapped
-            // for reading only.
-            let word = unsafe { AtomicU64::from_ptr(source.cast()) }.load(Relaxed);
-            // SAFETY: eight bytes are left, and the write asks for no alignment.
-            unsafe { target.cast::<u64>().write_unaligned(word) };
-            at += 8;
-        } else {
-            // SAFETY: a byte is left, and has no alignment.
-            let byte = unsafe { AtomicU8::from_ptr(source) }.load(Relaxed);
-            // SAFETY: a byte is left.
-            unsafe { target.write(byte) };
-            at += 1;
-        }
-    }
-}
-
 fn unmappable(errno: Errno) -> Error {
     Error::new(ErrorKind::Unavailable, "shared memory").because(errno)
 }
 
 #[cfg(test)]
 mod tests {
+    use kvstrata_tiers::{block::BlockHash, namespace::NamespaceId};
     use rustix::fs::{FallocateFlags, fallocate};
 
     use super::*;
 
     fn staging(bytes: usize) -> Staging {
         Staging::new(bytes).unwrap()
+    }
+
+    fn hasher() -> PartHasher {
+        let hash = BlockHash::new(&[1; 32]).unwrap();
+        PartHasher::new(&NamespaceId::from_bytes([2; 32]), &hash, 0, 0)
     }
 
     #[test]
@@ -241,16 +202,21 @@ mod tests {
             let bytes = &bytes[..len];
             assert!(ours.write(offset, bytes));
             let mut copy = vec![0; len];
-            assert!(theirs.copy(offset, &mut copy));
+            theirs.bytes(offset, len).unwrap().copy_to(Room::from(copy.as_mut_slice()));
             let mut appended = BytesMut::with_capacity(len + 3);
             appended.extend_from_slice(b"abc");
-            assert!(theirs.append(offset, len, &mut appended));
+            let (mut hasher, mut right) = (hasher(), hasher());
+            assert!(theirs.append(offset, len, &mut appended, &mut hasher));
             assert!(copy == bytes && appended[3..] == *bytes);
+            right.update(bytes);
+            assert_eq!(hasher.checksum(), right.checksum());
         }
         assert!(!ours.write(9_000, &bytes[..1_001]) && !ours.write(usize::MAX, &bytes));
-        assert!(!theirs.copy(9_999, &mut [0; 2]) && !theirs.copy(usize::MAX, &mut [0; 2]));
-        assert!(!theirs.append(0, 100, &mut BytesMut::with_capacity(99)));
-        assert!(!theirs.append(9_999, 2, &mut BytesMut::with_capacity(99)));
+        assert!(theirs.bytes(9_999, 2).is_none() && theirs.bytes(usize::MAX, 2).is_none());
+        let append = |offset, bytes| {
+            theirs.append(offset, bytes, &mut BytesMut::with_capacity(99), &mut hasher())
+        };
+        assert!(!append(0, 1_000) && !append(9_999, 2));
     }
 
     #[test]
@@ -279,7 +245,7 @@ mod tests {
         fallocate(ours.file(), hole, 4096, 4096).unwrap();
         assert!(ftruncate(ours.file(), 100).is_err());
         let mut copy = vec![1; 8192];
-        assert!(theirs.copy(0, &mut copy));
+        theirs.bytes(0, 8192).unwrap().copy_to(Room::from(copy.as_mut_slice()));
         assert_eq!((copy[4095], copy[4096]), (7, 0));
     }
 }

@@ -1,21 +1,22 @@
 //! The connecting side: one way to reach both the gRPC and the bulk port of a server.
 
-use std::{
-    fmt, io,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, io, path::PathBuf, sync::Arc};
 
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use parking_lot::{Mutex, RwLock};
 use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
+use tracing::{info, warn};
 
-use super::{VERSIONS, certificates, key, protocol, provider};
-use crate::metrics::Door;
+use super::{VERSIONS, certificates, key, protocols, provider};
+use crate::{
+    metrics::{Door, Reloaded},
+    reload::{Contents, Watched},
+};
 
-/// How a client makes sure whom it speaks to, and shows who it is. The files are read once, when it
-/// connects first.
+/// How a client makes sure whom it speaks to, and shows who it is. Files that have changed are taken by the
+/// next connection that is made; those that cannot be used are logged, and what was loaded before stays.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsOptions {
     /// PEM file with the CA that the server's certificate must be of. `None`: those that the system
@@ -30,10 +31,16 @@ pub struct TlsOptions {
 /// Makes connections to a server encrypted; clones share what they trust.
 #[derive(Clone)]
 pub(crate) struct Dialer {
+    current: Arc<RwLock<Option<Doors>>>,
+    /// None: no files were named.
+    watched: Option<Arc<Mutex<Watched>>>,
+    name: Option<ServerName<'static>>,
+}
+
+struct Doors {
     grpc: Arc<ClientConfig>,
     bulk: Arc<ClientConfig>,
     http: Arc<ClientConfig>,
-    name: Option<ServerName<'static>>,
 }
 
 impl fmt::Debug for Dialer {
@@ -48,27 +55,40 @@ impl Dialer {
     /// # Errors
     /// `Invalid` with the file or name and what is wrong with it.
     pub(crate) fn new(options: &TlsOptions) -> Result<Self> {
-        let roots = Arc::new(roots(options.ca_file.as_deref())?);
         let name = options.server_name.clone().map(|name| server_name(&name)).transpose()?;
-        let door = |door| -> Result<Arc<ClientConfig>> {
-            let builder = ClientConfig::builder_with_provider(provider())
-                .with_protocol_versions(VERSIONS)
-                .map_err(|error| Error::invalid(format!("tls: {error}")))?
-                .with_root_certificates(Arc::clone(&roots));
-            let mut config = match &options.client {
-                None => builder.with_no_client_auth(),
-                Some((cert, private)) => {
-                    let chain = certificates("tls client certificate", &read(cert)?)?;
-                    let private = key("tls client key", &read(private)?)?;
-                    builder
-                        .with_client_auth_cert(chain, private)
-                        .map_err(|error| Error::invalid(format!("tls client: {error}")))?
-                }
-            };
-            config.alpn_protocols = vec![protocol(door).to_vec()];
-            Ok(Arc::new(config))
+        let has_ca = options.ca_file.is_some();
+        let mut files: Vec<_> =
+            options.ca_file.iter().map(|path| ("tls CA file", path.clone())).collect();
+        if let Some((cert, key)) = &options.client {
+            files.push(("tls client certificate", cert.clone()));
+            files.push(("tls client key", key.clone()));
+        }
+        let current = Arc::new(RwLock::new(None));
+        let loaded = Arc::clone(&current);
+        let load = move |contents: &Contents| {
+            *loaded.write() = Some(Doors::new(contents, has_ca)?);
+            Ok(())
         };
-        Ok(Self { grpc: door(Door::Grpc)?, bulk: door(Door::Bulk)?, http: door(Door::Http)?, name })
+        if files.is_empty() {
+            load(&[])?;
+            return Ok(Self { current, watched: None, name });
+        }
+        let watched = Watched::open(Reloaded::Tls, files, load)?;
+        Ok(Self { current, watched: Some(Arc::new(Mutex::new(watched))), name })
+    }
+
+    /// Takes files that have changed.
+    async fn renew(&self) {
+        let Some(watched) = self.watched.clone() else { return };
+        // A file system may hang; the other tasks of this thread should not.
+        let looking = tokio::task::spawn_blocking(move || watched.lock().look_once());
+        match looking.await {
+            Ok(Some(Ok(()))) => info!("files of TLS changed and were loaded"),
+            Ok(Some(Err(error))) => {
+                warn!(%error, "files of TLS changed and cannot be used, what was loaded before stays");
+            }
+            Ok(None) | Err(_) => {}
+        }
     }
 
     /// Connects to a door of a server at `host:port`.
@@ -84,15 +104,13 @@ impl Dialer {
         let host = address.rsplit_once(':').map_or(address, |(host, _port)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = self.name.clone().map_or_else(|| server_name(host), Ok)?;
-        let config = match door {
-            Door::Grpc => &self.grpc,
-            Door::Bulk => &self.bulk,
-            Door::Http => &self.http,
-        };
+        self.renew().await;
+        let config = self.current.read().as_ref().map(|doors| doors.of(door));
+        let config = config.ok_or_else(|| Error::invalid("tls: nothing was loaded"))?;
         let unreached = |error| Error::new(ErrorKind::Unavailable, doing()).because(error);
         let io = TcpStream::connect(address).await.map_err(unreached)?;
         io.set_nodelay(true).map_err(unreached)?;
-        let connecting = TlsConnector::from(Arc::clone(config)).connect(name, io).await;
+        let connecting = TlsConnector::from(config).connect(name, io).await;
         connecting.map_err(|error| match cause(&error) {
             Some(rustls::Error::InvalidCertificate(_)) => {
                 Error::new(ErrorKind::Unauthenticated, doing()).because(error)
@@ -102,6 +120,41 @@ impl Dialer {
                 Error::new(ErrorKind::Unavailable, text).because(error)
             }
             _ => unreached(error),
+        })
+    }
+}
+
+impl Doors {
+    /// From the CA, if there is one, and the certificate and key of the client, if there are any.
+    fn new(contents: &Contents, has_ca: bool) -> Result<Self> {
+        let (ca, client) = contents.split_at(usize::from(has_ca).min(contents.len()));
+        let roots = Arc::new(roots(ca.first().map(Vec::as_slice))?);
+        let door = |door| -> Result<Arc<ClientConfig>> {
+            let builder = ClientConfig::builder_with_provider(provider())
+                .with_protocol_versions(VERSIONS)
+                .map_err(|error| Error::invalid(format!("tls: {error}")))?
+                .with_root_certificates(Arc::clone(&roots));
+            let mut config = match client {
+                [cert, private] => {
+                    let chain = certificates("tls client certificate", cert)?;
+                    builder
+                        .with_client_auth_cert(chain, key("tls client key", private)?)
+                        .map_err(|error| Error::invalid(format!("tls client: {error}")))?
+                }
+                _ => builder.with_no_client_auth(),
+            };
+            config.alpn_protocols = protocols(door);
+            Ok(Arc::new(config))
+        };
+        Ok(Self { grpc: door(Door::Grpc)?, bulk: door(Door::Bulk)?, http: door(Door::Http)? })
+    }
+
+    fn of(&self, door: Door) -> Arc<ClientConfig> {
+        Arc::clone(match door {
+            Door::Grpc => &self.grpc,
+            Door::Bulk => &self.bulk,
+            // Clients of ours do not speak RESP.
+            Door::Http | Door::Resp => &self.http,
         })
     }
 }
@@ -116,11 +169,12 @@ fn server_name(host: &str) -> Result<ServerName<'static>> {
     })
 }
 
-fn roots(ca_file: Option<&Path>) -> Result<RootCertStore> {
+/// Those of a PEM text, or those that the system trusts.
+fn roots(ca: Option<&[u8]>) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
-    match ca_file {
-        Some(path) => {
-            for certificate in certificates("tls CA file", &read(path)?)? {
+    match ca {
+        Some(pem) => {
+            for certificate in certificates("tls CA file", pem)? {
                 let broken = |error| Error::invalid(format!("tls CA file: {error}"));
                 roots.add(certificate).map_err(broken)?;
             }
@@ -134,9 +188,4 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore> {
         }
     }
     Ok(roots)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path)
-        .map_err(|error| Error::invalid(format!("tls: read {}", path.display())).because(error))
 }

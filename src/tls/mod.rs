@@ -2,7 +2,7 @@
 //! rustls.
 //!
 //! ```text
-//! gRPC, bulk, HTTP  ->  Stream: the handshake is made by whoever first reads or writes
+//! gRPC, bulk, HTTP, RESP  ->  Stream: the handshake is made by whoever first reads or writes
 //! client            ->  Dialer: one for gRPC and bulk
 //! ```
 //! - TLS 1.3 alone: every client is ours or a recent one. The protocol of each door is agreed on
@@ -10,7 +10,7 @@
 //! - A certificate that has changed is used by the next connection; those that are open stay.
 //! - A client that speaks no TLS is told so at once, in its own protocol.
 //! - Probes and metrics come from kubelet and Prometheus, which have no certificate of ours: the CA of
-//!   clients is asked for by gRPC and bulk only.
+//!   clients is asked for by gRPC, bulk and RESP only.
 
 mod client;
 mod generate;
@@ -41,13 +41,15 @@ fn provider() -> std::sync::Arc<CryptoProvider> {
     std::sync::Arc::new(aws_lc_rs::default_provider())
 }
 
-/// The protocol that is spoken at a door, as both sides name it.
-fn protocol(door: Door) -> &'static [u8] {
-    match door {
-        Door::Grpc => b"h2",
-        Door::Bulk => b"kvstrata-bulk",
-        Door::Http => b"http/1.1",
-    }
+/// The protocol that is spoken at a door, as both sides name it; clients of RESP name none.
+fn protocols(door: Door) -> Vec<Vec<u8>> {
+    let name = match door {
+        Door::Grpc => "h2",
+        Door::Bulk => "kvstrata-bulk",
+        Door::Http => "http/1.1",
+        Door::Resp => return Vec::new(),
+    };
+    vec![name.as_bytes().to_vec()]
 }
 
 /// The certificates in a PEM text.

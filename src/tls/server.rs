@@ -10,7 +10,7 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{VERSIONS, certificates, key, protocol, provider};
+use super::{VERSIONS, certificates, key, protocols, provider};
 use crate::{
     config::{self, PathText},
     metrics::{Door, Reloaded},
@@ -27,6 +27,7 @@ struct Doors {
     grpc: Arc<ServerConfig>,
     bulk: Arc<ServerConfig>,
     http: Arc<ServerConfig>,
+    resp: Arc<ServerConfig>,
 }
 
 impl Tls {
@@ -38,6 +39,7 @@ impl Tls {
             Door::Grpc => &doors.grpc,
             Door::Bulk => &doors.bulk,
             Door::Http => &doors.http,
+            Door::Resp => &doors.resp,
         };
         Some(TlsAcceptor::from(Arc::clone(config)))
     }
@@ -90,13 +92,14 @@ fn doors(contents: &Contents) -> Result<Doors> {
             let mut config = builder
                 .with_single_cert(chain, key("tls.key_file", private)?)
                 .map_err(|error| Error::invalid(format!("certificate and key: {error}")))?;
-            config.alpn_protocols = vec![protocol(door).to_vec()];
+            config.alpn_protocols = protocols(door);
             Ok(Arc::new(config))
         };
     Ok(Doors {
         grpc: door(Door::Grpc, verifier.as_ref())?,
         bulk: door(Door::Bulk, verifier.as_ref())?,
         http: door(Door::Http, None)?,
+        resp: door(Door::Resp, verifier.as_ref())?,
     })
 }
 

@@ -63,6 +63,11 @@ impl Entry {
         Self { door, tls, metrics, plain_answer: plain_answer.into() }
     }
 
+    /// Connections are encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// A connection that was accepted.
     pub(crate) fn begin(&self, io: TcpStream) -> Stream {
         let state = match &self.tls {

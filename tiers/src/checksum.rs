@@ -1,7 +1,6 @@
 //! The one checksum that travels with a part through every tier and over the wire.
 //!
-//! XXH3-64 (the XXH3 specification of the xxHash project, little-endian, as implemented by
-//! `xxhash-rust`) over the part's bytes, with a seed that is itself XXH3-64 over the identity:
+//! XXH3-64 (the XXH3 specification of the xxHash project, little-endian) over the part's bytes, with a seed that is itself XXH3-64 over the identity:
 //! namespace id (32 bytes), block hash (32 bytes, zero-extended), cache group and rank (u32,
 //! little-endian). Bytes that are right for another block, another namespace or another part
 //! therefore fail as surely as damaged ones.
@@ -10,11 +9,18 @@
 //! key may put anything. Why this one: docs/decisions/0002-part-checksum.md, measured by
 //! `cargo bench --bench checksum`.
 
+mod kernel;
+mod xxh3;
+
 use std::fmt;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{block::BlockHash, namespace::NamespaceId};
+use crate::{
+    block::BlockHash,
+    namespace::NamespaceId,
+    shared::{Room, SharedBytes},
+};
 
 /// Bytes of identity that make the seed.
 const IDENTITY_BYTES: usize = 32 + 32 + 4 + 4;
@@ -28,23 +34,31 @@ pub fn part_checksum(
     rank: u32,
     bytes: &[u8],
 ) -> u64 {
-    xxh3_64_with_seed(bytes, seed(namespace, hash, group, rank))
+    let mut hasher = PartHasher::new(namespace, hash, group, rank);
+    hasher.update(bytes);
+    hasher.checksum()
 }
 
 /// The same checksum over bytes that arrive in pieces.
 #[derive(Clone)]
-pub struct PartHasher(Xxh3);
+pub struct PartHasher(xxh3::State);
 
 impl PartHasher {
     /// Starts the checksum of the part (`group`, `rank`) of one block.
     #[must_use]
     pub fn new(namespace: &NamespaceId, hash: &BlockHash, group: u32, rank: u32) -> Self {
-        Self(Xxh3::with_seed(seed(namespace, hash, group, rank)))
+        Self(xxh3::State::with_seed(seed(namespace, hash, group, rank)))
     }
 
     /// Takes the next piece.
     pub fn update(&mut self, piece: &[u8]) {
         self.0.update(piece);
+    }
+
+    /// Copies the next piece out of memory that is shared, and takes the copy; `to` is as long as the piece
+    /// and is filled.
+    pub fn copy(&mut self, from: SharedBytes<'_>, to: Room<'_>) {
+        self.0.copy(from, to);
     }
 
     /// The checksum of all pieces together.
@@ -76,7 +90,10 @@ fn seed(namespace: &NamespaceId, hash: &BlockHash, group: u32, rank: u32) -> u64
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "small numbers, or some bits of large ones")]
 mod tests {
+    use xxhash_rust::xxh3::xxh3_64_with_seed;
+
     use super::*;
 
     fn hash(byte: u8) -> BlockHash {
@@ -102,6 +119,38 @@ mod tests {
             hasher.update(piece);
         }
         assert_eq!(hasher.checksum(), GOLDEN);
+    }
+
+    #[test]
+    fn every_length_and_every_cut_has_the_sum_of_the_specification() {
+        let mut numbers = (1_u64..).map(|at| at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24);
+        let mut random = |below: usize| numbers.next().unwrap() as usize % below;
+        let bytes: Vec<u8> = (0..70_000).map(|_| random(256) as u8).collect();
+        let lengths = (0..2_200).chain((0..200).map(|_| 65_000 + random(5_000)));
+        for len in lengths.collect::<Vec<_>>() {
+            let start = random(70_001 - len);
+            let bytes = &bytes[start..start + len];
+            let (namespace, block) = (NamespaceId::from_bytes([len as u8; 32]), hash(3));
+            let right = xxh3_64_with_seed(bytes, seed(&namespace, &block, 4, 5));
+            assert_eq!(part_checksum(&namespace, &block, 4, 5, bytes), right, "{len}");
+            let mut hasher = PartHasher::new(&namespace, &block, 4, 5);
+            let mut copy = vec![0xEE; len];
+            let (mut at, steps) = (0, [1, 64, 100, 1_024, 1_025, 5_000, 40_000]);
+            while at < len {
+                let step = steps[random(steps.len())];
+                let end = len.min(at + 1 + random(step));
+                if random(2) == 0 {
+                    hasher.update(&bytes[at..end]);
+                    copy[at..end].copy_from_slice(&bytes[at..end]);
+                } else {
+                    let room = Room::from(&mut copy[at..end]);
+                    hasher.copy(SharedBytes::of(&bytes[at..end]), room);
+                }
+                at = end;
+            }
+            assert_eq!(hasher.checksum(), right, "{len} in pieces");
+            assert!(bytes == copy, "{len}");
+        }
     }
 
     #[test]

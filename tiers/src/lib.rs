@@ -25,6 +25,7 @@ pub mod namespace;
 pub mod nvme;
 pub mod object;
 mod seldom;
+pub mod shared;
 pub mod stack;
 pub mod store;
 pub mod tier;

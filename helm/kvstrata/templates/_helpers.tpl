@@ -110,6 +110,19 @@ and the kubelet evicts the pod that exceeds it: 90 % of the limit, as the server
 {{- fail (printf "config.server: %s and bulk_listen both use port %s; give them different ports" . (include "kvstrata.port" $.Values.config.server.bulk_listen)) -}}
 {{- end -}}
 {{- end -}}
+{{- $resp := .Values.config.server.resp_listen -}}
+{{- if ne $resp "none" -}}
+{{- range list "grpc_listen" "http_listen" "bulk_listen" -}}
+{{- if eq (include "kvstrata.port" (get $.Values.config.server .)) (include "kvstrata.port" $resp) -}}
+{{- fail (printf "config.server: %s and resp_listen both use port %s; give them different ports" . (include "kvstrata.port" $resp)) -}}
+{{- end -}}
+{{- end -}}
+{{- if not (or .Values.tls.secret .Values.config.server.resp_plain) -}}
+{{- fail "config.server.resp_listen is given, but tls.secret is empty; name the Secret, or set config.server.resp_plain to true if tokens and values may cross the network readable" -}}
+{{- end -}}
+{{- else if .Values.config.server.resp_plain -}}
+{{- fail "config.server.resp_plain is true, but resp_listen is none; give an address, or remove it" -}}
+{{- end -}}
 {{- if and .Values.tls.clientCertificates (not .Values.tls.secret) -}}
 {{- fail "tls.clientCertificates is true, but tls.secret is empty; name the Secret, whose ca.crt they must be of" -}}
 {{- end -}}

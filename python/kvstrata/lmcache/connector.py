@@ -175,7 +175,7 @@ class KvstrataConnector:
             if got is None:
                 continue
             for each, at in enumerate(share.at):
-                loaded[at] = got.found[each] and got.lengths[each] == len(rooms[each])
+                loaded[at] = got.found[each] and got.lengths[each] == rooms[each].nbytes
             self._remove_misfits(space, share, got, rooms)
         self._count("get", loaded)
         return True, "", loaded
@@ -187,7 +187,7 @@ class KvstrataConnector:
         misfits = [
             share.hashes[each]
             for each, room in enumerate(rooms)
-            if got.found[each] and got.lengths[each] != len(room)
+            if got.found[each] and got.lengths[each] != room.nbytes
         ]
         for start, end, reason in got.misses:
             misfits += share.hashes[start:end] if reason == "too_long" else []

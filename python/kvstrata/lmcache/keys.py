@@ -5,7 +5,7 @@ MODEL@RANK@GROUP@CHUNK[@SALT]     RANK: 8 hexadecimal digits, GROUP and CHUNK: h
 ```
 All but the chunk names the namespace, so that models, ranks and salts are counted apart. The block
 is named by a hash of the whole key, so that no two keys are ever one block, whatever they look
-like.
+like. Namespaces are opaque: a lookup comes before the first value, and no key says how long it is.
 """
 
 from __future__ import annotations

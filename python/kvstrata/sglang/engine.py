@@ -43,20 +43,26 @@ def server_argument(name: str) -> Any:
     return None
 
 
-def check(config: Any, *, unsalted: bool) -> None:
+def check(config: Any, *, unsalted: bool = False, lora: str | None = None) -> None:
     """Raises `InvalidError` where keys say too little to tell pages apart."""
     if not isinstance(unsalted, bool):
         raise InvalidError(f"unsalted: {unsalted!r} given, true or false allowed")
+    if lora not in (None, "by_name"):
+        raise InvalidError(f'lora: {lora!r} given, "by_name" allowed')
     if getattr(config, "dcp_size", 1) > 1:
         raise InvalidError("--dcp-size: pages of decode context parallelism are not stored yet")
     if not config.model_name:
         raise InvalidError("--served-model-name: not given, but it tells models apart")
+    has_lora = server_argument("enable_lora") or server_argument("lora_paths")
     if _attribute("mem_cache.utils", "storage_namespace_seed") is not None:
+        if has_lora and lora is None:
+            raise InvalidError(
+                "--enable-lora: keys have the name and path of an adapter, not its weights. If "
+                'these mean the same weights wherever they are used, say "lora": "by_name"'
+            )
         return
-    if server_argument("enable_lora") or server_argument("lora_paths"):
-        raise InvalidError(
-            f"--enable-lora: SGLang {VERSIONS} required, older keys lack the adapter"
-        )
+    if has_lora:
+        raise InvalidError(f"--enable-lora: SGLang {VERSIONS} required, older keys lack adapters")
     if not unsalted:
         raise InvalidError(
             f"SGLang {VERSIONS} required: keys of this one lack cache salts and extra keys. Where "

@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from .. import InvalidError
 from ..engines import Identity
+from ..engines.identity import digest
+from ..engines.weights import weights_of
 from . import engine
 from .pages import Pages
 
@@ -76,9 +78,6 @@ def identity_of(
     parts = tuple(
         (piece, rank, size) for piece, size in enumerate(pages.sizes) for rank in range(ranks)
     )
-    weights = said.get("weights") or engine.server_argument("revision") or ""
-    if not isinstance(weights, str):
-        raise InvalidError(f"weights: {weights!r} given, a text allowed")
     speculative = engine.server_argument("speculative_algorithm")
     identity = Identity(
         model=config.model_name,
@@ -88,11 +87,20 @@ def identity_of(
         parts=parts,
         # Some speculation hashes pairs of tokens.
         hash_algorithm="sglang-sha256" + (f"-{speculative}".lower() if speculative else ""),
-        weights=weights,
+        weights=_weights(said),
         layout=_layout(place, pages),
         split="heads" if ranks > 1 else "none",
     )
     return identity, [piece * ranks + own for piece in range(len(pages.sizes))]
+
+
+def _weights(said: Mapping[str, Any]) -> str:
+    """What tells these weights from others of the same name."""
+    model, revision = (engine.server_argument(name) for name in ("model_path", "revision"))
+    shaping = ("quantization", "json_model_override_args")
+    fields: dict[str, object] = {name: repr(engine.server_argument(name)) for name in shaping}
+    fields["weights"] = weights_of(said.get("weights"), model, revision, "SGLang")
+    return digest(fields)
 
 
 def _layout(place: Place, pages: Pages) -> str:

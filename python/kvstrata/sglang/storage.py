@@ -28,8 +28,10 @@ __all__ = ["KvstrataStorage"]
 
 log = logging.getLogger("kvstrata")
 
-_SETTINGS = ("dtype", "unsalted", "weights")
+_CHECKED = ("lora", "unsalted")
+_SETTINGS = (*_CHECKED, "dtype", "weights")
 _THEIRS = (
+    "allocator",
     "backend_name",
     "class_name",
     "hicache_storage_pass_prefix_keys",
@@ -85,7 +87,7 @@ class KvstrataStorage(engine.HiCacheStorage):  # type: ignore[misc]
             raise InvalidError('interface_v1: not given; add "interface_v1": 1 to the extra config')
         ours = {name: value for name, value in given.items() if name not in _THEIRS}
         settings, rest = Settings.parse(ours, also=_SETTINGS)
-        engine.check(storage_config, unsalted=rest.get("unsalted", False))
+        engine.check(storage_config, **{name: rest[name] for name in _CHECKED if name in rest})
         self.counters = Counters()
         self._config = storage_config
         self._said = rest

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from pathlib import Path
+from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .. import InvalidError
 from ..engines import Identity
 from ..engines.identity import digest
+from ..engines.weights import weights_of
 from .versions import check
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_offload.config import OffloadingConfig
 
-__all__ = ["ROW_BYTES_MAX", "caller_config", "identities"]
+__all__ = ["ROW_BYTES_MAX", "caller_config", "identities", "of_engine"]
 
 ROW_BYTES_MAX = 64 << 20
 """The longest block that a server takes."""
 ALGORITHMS = ("sha256", "sha256_cbor")
 """The others of vLLM's can be made to collide, and a collision is another prompt's block."""
-_COMMIT_LENGTH = 40
-_SAMPLE_BYTES, _SAMPLES = 64 << 10, 32
 
 
 def caller_config() -> VllmConfig:
@@ -57,31 +56,38 @@ def identities(
 
     A row of vLLM's primary tier is one part: the workers' bytes one after another, and padding.
     """
-    algorithm = engine.cache_config.prefix_caching_hash_algo
-    if algorithm not in ALGORITHMS:
-        allowed = " or ".join(ALGORITHMS)
-        raise InvalidError(f"prefix_caching_hash_algo: {algorithm!r} given, {allowed} allowed")
     if not 0 < row_bytes <= ROW_BYTES_MAX:
         raise InvalidError(
             f"block_size: a block has {row_bytes} bytes, 1 to {ROW_BYTES_MAX} are allowed; "
             "set a smaller block_size or blocks_per_chunk in kv_connector_extra_config"
         )
-    _check_lora(engine, given.get("lora"))
-    layout = _layout(config)
+    shared, layout = of_engine(engine, given), _layout(config)
     return {
         group.group_id: Identity(
+            **shared,
             model=config.model.name,
-            engine="vllm",
             dtype=config.model.dtype,
             block_tokens=group.tokens_per_block * config.cache.blocks_per_chunk,
             parts=((group.group_id, 0, row_bytes),),
-            hash_algorithm=algorithm,
-            weights=_weights(engine, given.get("weights")),
             layout=layout,
             split=f"workers:{config.parallel.world_size}",
-            hash_root=_hash_root(algorithm),
         )
         for group in config.groups
+    }
+
+
+def of_engine(engine: VllmConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an `Identity` that come from the engine's own configuration."""
+    algorithm = engine.cache_config.prefix_caching_hash_algo
+    if algorithm not in ALGORITHMS:
+        allowed = " or ".join(ALGORITHMS)
+        raise InvalidError(f"prefix_caching_hash_algo: {algorithm!r} given, {allowed} allowed")
+    _check_lora(engine, given.get("lora"))
+    return {
+        "engine": "vllm",
+        "hash_algorithm": algorithm,
+        "weights": _weights(engine, given.get("weights")),
+        "hash_root": _hash_root(algorithm),
     }
 
 
@@ -131,43 +137,12 @@ def _check_lora(engine: VllmConfig, given: object) -> None:
 
 def _weights(engine: VllmConfig, given: object) -> str:
     """What tells these weights from others of the same name."""
-    if given is not None and (not isinstance(given, str) or not given):
-        raise InvalidError(f"weights: {given!r} given, a text allowed")
     model = engine.model_config
     drafter = engine.speculative_config
     fields = {
-        "weights": given or _revision(str(model.model), model.revision),
+        "weights": weights_of(given, str(model.model), model.revision, "vLLM"),
         "quantization": str(model.quantization),
         "overrides": repr(model.hf_overrides),
         "drafter": None if drafter is None else (str(drafter.method), str(drafter.model)),
     }
     return digest(fields)
-
-
-def _revision(model: str, revision: str | None) -> str:
-    """The commit that vLLM loads, or the digest of samples of a directory's files."""
-    directory = Path(model)
-    if directory.is_dir():
-        return _sampled(directory)
-    if revision is not None and len(revision) == _COMMIT_LENGTH:
-        return revision
-    raise InvalidError(
-        f"weights: vLLM does not say which revision of {model!r} it loads (it says {revision!r}); "
-        "set 'weights' to a text that is another one whenever the weights are"
-    )
-
-
-def _sampled(directory: Path) -> str:
-    """Two training runs differ in every tensor, so that samples tell their files apart."""
-    summed = hashlib.sha256()
-    for path in sorted(directory.iterdir()):
-        if path.suffix not in (".json", ".safetensors", ".bin", ".pt", ".gguf"):
-            continue
-        length = path.stat().st_size
-        summed.update(f"{len(path.name)}:{path.name}:{length};".encode())
-        step = max(length // _SAMPLES, _SAMPLE_BYTES)
-        with path.open("rb") as file:
-            for start in range(0, length, step):
-                file.seek(start)
-                summed.update(file.read(_SAMPLE_BYTES))
-    return summed.hexdigest()[:32]

@@ -198,9 +198,11 @@ def extra_config(endpoint: str, **ours: Any) -> dict[str, Any]:
         "module_path": "kvstrata.sglang",
         "class_name": "KvstrataStorage",
         "interface_v1": 1,
+        "allocator": "shm",
+        "prefetch_threshold": 64,
     }
     # A busy machine is no fault of the server's.
-    return theirs | {"endpoint": endpoint, "timeout": 10.0} | ours
+    return theirs | {"endpoint": endpoint, "timeout": 10.0, "weights": "v1"} | ours
 
 
 @dataclass

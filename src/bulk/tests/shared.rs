@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use kvstrata_tiers::error::ErrorKind;
+use kvstrata_tiers::{error::ErrorKind, shared::Room};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use tokio::net::UnixStream;
 
@@ -103,7 +103,8 @@ impl Reader {
     fn bytes(&self, spot: &Spot) -> Vec<u8> {
         let mut bytes = vec![0; spot.place.part_bytes as usize];
         let offset = usize::try_from(spot.offset).unwrap();
-        assert!(self.regions[spot.region as usize].copy(offset, &mut bytes));
+        let region = &self.regions[spot.region as usize];
+        region.bytes(offset, bytes.len()).unwrap().copy_to(Room::from(bytes.as_mut_slice()));
         bytes
     }
 

@@ -18,6 +18,7 @@ use crate::{
         frame::{Header, Kind, VERSION},
         input::{Input, lost},
         output::Output,
+        widen,
     },
     client::{
         BulkPort, Path, RETRY_AFTER_KEY, access::Access, connect::timed_out, error_of,
@@ -90,6 +91,7 @@ impl Connection {
         if !port.unix.is_empty()
             && let Ok(io) = UnixStream::connect(&port.unix).await
         {
+            widen(&io);
             let greeted = Self::greet_here(io, dial).await;
             // Another server may have a socket of that name here.
             if greeted.is_ok() || port.tcp.is_empty() || path == Path::Shm {

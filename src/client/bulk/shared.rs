@@ -29,8 +29,6 @@ use crate::{
 };
 
 const DOING: &str = "share memory";
-/// Bytes copied at a time, and hashed while they are still in a core's cache.
-const SLICE_BYTES: usize = 64 << 10;
 /// What a put writes into the staging at a time.
 const STAGED_PIECE_BYTES: usize = 256 << 10;
 /// How many of those the staging has: together they stay in a cache that cores share.
@@ -146,29 +144,18 @@ impl Shared {
         let region = usize::try_from(spot.region).ok();
         let region = region.and_then(|region| self.arena.regions.get(region));
         let region = region.ok_or_else(outside)?;
-        let mut offset = usize::try_from(spot.offset).map_err(|_beyond| outside())?;
-        if let Some(room) = assembler.room(piece, sink) {
-            for slice in room.chunks_mut(SLICE_BYTES) {
-                if !region.copy(offset, slice) {
-                    return Err(outside());
+        let offset = usize::try_from(spot.offset).map_err(|_beyond| outside())?;
+        let is_inside = match assembler.room(piece, sink) {
+            Some(room) => region.bytes(offset, piece.bytes).map(|from| {
+                if let Some(hasher) = assembler.hasher() {
+                    hasher.copy(from, room.into());
                 }
-                assembler.landed(slice);
-                offset = offset.saturating_add(slice.len());
-            }
-        } else {
-            let mut left = piece.bytes;
-            while left > 0
-                && let Some(buffer) = assembler.buffer()
-            {
-                let bytes = left.min(SLICE_BYTES);
-                if !region.append(offset, bytes, buffer) {
-                    return Err(outside());
-                }
-                assembler.filled(bytes);
-                offset = offset.saturating_add(bytes);
-                left -= bytes;
-            }
-        }
+            }),
+            None => assembler.hashed_buffer().and_then(|(buffer, hasher)| {
+                region.append(offset, piece.bytes, buffer, hasher).then_some(())
+            }),
+        };
+        is_inside.ok_or_else(outside)?;
         self.copied = self.copied.saturating_add(piece.bytes);
         let damaged = assembler.damaged_blocks();
         assembler.end(piece, sink);

@@ -294,6 +294,13 @@ impl NamespaceTable {
         roots.mismatch().iter().map(ToString::to_string).collect()
     }
 
+    /// The namespace that this describes, if it was opened or restored here.
+    #[must_use]
+    pub fn known(&self, spec: &NamespaceSpec) -> Option<Arc<Namespace>> {
+        let id = namespace_id(&self.secret, spec);
+        self.interned.read().by_id.get(&id).cloned()
+    }
+
     /// The namespace with this id, whoever's it is.
     ///
     /// # Errors

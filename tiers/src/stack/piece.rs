@@ -1,6 +1,7 @@
 //! Pieces of parts on their way into the arena.
 
 use crate::{
+    checksum::PartHasher,
     dram::BlockWriter,
     error::{Error, Result},
 };
@@ -76,11 +77,13 @@ pub enum PutOutcome {
 pub(super) struct Writing {
     writer: BlockWriter,
     written: usize,
+    /// Of what is written, as it came: it was still in a core's cache.
+    hasher: PartHasher,
 }
 
 impl Writing {
-    pub(super) fn new(writer: BlockWriter) -> Self {
-        Self { writer, written: 0 }
+    pub(super) fn new(writer: BlockWriter, hasher: PartHasher) -> Self {
+        Self { writer, written: 0, hasher }
     }
 
     /// The whole part has been taken.
@@ -91,6 +94,11 @@ impl Writing {
     /// Lets the memory go, written or not.
     pub(super) fn into_writer(self) -> BlockWriter {
         self.writer
+    }
+
+    /// The checksum of what has been written.
+    pub(super) fn checksum(&self) -> u64 {
+        self.hasher.checksum()
     }
 
     /// Lets bytes be written behind those before them; returns how many were.
@@ -115,6 +123,7 @@ impl Writing {
         }
         let filled = self.writer.bytes_mut().get_mut(offset..end).map_or(0, fill).min(bytes);
         self.written += filled;
+        self.hasher.update(self.writer.bytes().get(offset..self.written).unwrap_or_default());
         Ok(filled)
     }
 }

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     block::BlockHash,
-    checksum::part_checksum,
+    checksum::PartHasher,
     dram::{BlockWriter, slot_bytes},
     error::{Error, ErrorKind, Result},
     limits::RETRY_AFTER_PINNED,
@@ -201,7 +201,7 @@ impl PutBatch {
         let mut writing = match self.open.remove(&slot) {
             Some(writing) => writing,
             None => match self.begin(&span, len) {
-                Some(writer) => Writing::new(writer),
+                Some(writing) => writing,
                 None => {
                     self.refuse();
                     self.settle(span.position);
@@ -214,7 +214,7 @@ impl PutBatch {
             self.open.insert(slot, writing);
             return filled.map(|bytes| Filled { bytes, outcome: None });
         }
-        let outcome = self.complete(&span, writing.into_writer());
+        let outcome = self.complete(&span, writing);
         Ok(Filled { bytes: filled?, outcome })
     }
 
@@ -263,19 +263,23 @@ impl PutBatch {
     }
 
     /// Takes the writer of a claimed part, making room for the block if it is the first one.
-    fn begin(&self, span: &Span, len: u32) -> Option<BlockWriter> {
+    fn begin(&self, span: &Span, len: u32) -> Option<Writing> {
         let at = self.position(span.position)?.at;
         let part = usize::try_from(span.part).ok()?;
-        match self.take_writer(at, part, None)? {
-            Some(writer) => Some(writer),
+        let layout = self.namespace.layout();
+        let spec = layout.parts().get(part)?;
+        let writer = match self.take_writer(at, part, None)? {
+            Some(writer) => writer,
             None => {
-                let layout = self.namespace.layout();
                 let lengths = layout.lengths(len);
                 let slot = slot_bytes(len, layout.is_opaque());
                 let writers = self.shared.make_room(slot, &lengths, self.context)?;
-                self.take_writer(at, part, Some(writers))?
+                self.take_writer(at, part, Some(writers))??
             }
-        }
+        };
+        let id = self.namespace.id();
+        let hasher = PartHasher::new(id, &at.key.hash, spec.group, spec.rank);
+        Some(Writing::new(writer, hasher))
     }
 
     /// `None`: the claim is gone (the block was removed). `Some(None)`: the block has no memory yet.
@@ -302,12 +306,10 @@ impl PutBatch {
         })
     }
 
-    fn complete(&mut self, span: &Span, writer: BlockWriter) -> Option<PutOutcome> {
+    fn complete(&mut self, span: &Span, writing: Writing) -> Option<PutOutcome> {
         let position = self.position(span.position)?;
         let (at, part) = (position.at, usize::try_from(span.part).ok()?);
-        let spec = self.namespace.layout().parts().get(part)?;
-        let sum =
-            part_checksum(self.namespace.id(), &at.key.hash, spec.group, spec.rank, writer.bytes());
+        let (sum, writer) = (writing.checksum(), writing.into_writer());
         if sum != span.checksum {
             self.give_back(at, part, writer);
             self.settle(span.position);

@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use object_store::{GetOptions, GetRange, GetResult, ObjectStore, PutPayload, path::Path};
+use object_store::{
+    GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore, PutPayload, path::Path,
+};
 use prometheus_client::metrics::counter::Counter;
 
 use super::error::Fault;
@@ -45,6 +47,16 @@ pub(super) async fn read_whole(
 /// The body, if it has exactly so many bytes; never holds more.
 async fn collect(found: GetResult, bytes: u64, read_bytes: &Counter) -> Result<Bytes, Fault> {
     let wrong = |got: u64| Fault::damaged(format!("{bytes} bytes expected, {got} came"), true);
+    // As a stream, a file comes in pieces of 8 KiB, each by a turn of another thread.
+    if matches!(found.payload, GetResultPayload::File(..)) {
+        let len = found.range.end - found.range.start;
+        if len != bytes {
+            return Err(wrong(len));
+        }
+        let body = found.bytes().await.map_err(Fault::of)?;
+        read_bytes.inc_by(body.len() as u64);
+        return if body.len() as u64 == bytes { Ok(body) } else { Err(wrong(body.len() as u64)) };
+    }
     let mut chunks = found.into_stream();
     let mut body = Body::default();
     while let Some(chunk) = chunks.next().await {

@@ -11,6 +11,7 @@ class ModelConfig:
     """The model."""
 
     model: str = "example/model"
+    dtype: str = "torch.bfloat16"
     revision: str | None = "c0ffee" + "0" * 34
     quantization: str | None = None
     hf_overrides: dict[str, Any] = field(default_factory=dict)
@@ -21,6 +22,7 @@ class CacheConfig:
     """The cache."""
 
     prefix_caching_hash_algo: str = "sha256_cbor"
+    cache_dtype: str = "auto"
 
 
 @dataclass
@@ -37,6 +39,36 @@ class SpeculativeConfig:
 
 
 @dataclass
+class ParallelConfig:
+    """Over how many workers it is spread, and which of them this is."""
+
+    rank: int = 0
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+
+
+@dataclass
+class KVTransferConfig:
+    """Where blocks are kept outside."""
+
+    kv_role: str = "kv_both"
+    kv_load_failure_policy: str = "recompute"
+    kv_connector_extra_config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_kv_producer(self) -> bool:
+        """Whether it stores."""
+        return self.kv_role in ("kv_producer", "kv_both")
+
+    @property
+    def is_kv_consumer(self) -> bool:
+        """Whether it loads."""
+        return self.kv_role in ("kv_consumer", "kv_both")
+
+
+@dataclass
 class VllmConfig:
     """All of it."""
 
@@ -44,3 +76,5 @@ class VllmConfig:
     cache_config: CacheConfig = field(default_factory=CacheConfig)
     lora_config: LoRAConfig | None = None
     speculative_config: SpeculativeConfig | None = None
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    kv_transfer_config: KVTransferConfig | None = None

@@ -6,4 +6,6 @@ from enum import StrEnum
 class CacheHitSource(StrEnum):
     """The sources."""
 
+    HOST = "host"
+    DISK = "disk"
     EXTERNAL_UNSPECIFIED = "external_unspecified"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -56,7 +57,10 @@ def test_what_shapes_the_bytes_keeps_engines_apart(
     differs(pp_size=2, pp_rank=1)
     differs(attn_cp_size=2)
     differs(attn_cp_size=2, attn_cp_rank=1, tp_rank=1, tp_size=2)
-    sglang["revision"] = "abc"
+    sglang["quantization"] = "awq"
+    differs()
+    sglang.clear()
+    sglang["json_model_override_args"] = '{"rope_theta": 5}'
     differs()
     sglang.clear()
     sglang["speculative_algorithm"] = "EAGLE"
@@ -67,6 +71,28 @@ def test_what_shapes_the_bytes_keeps_engines_apart(
         differs(Pool(dtype="torch.uint8"))
     sglang.clear()
     assert prefetch([make_rank(shared_server)], keys) == 10
+
+
+def test_weights_are_told_apart_by_their_commit_or_their_bytes(
+    shared_server: Server, make_rank: MakeRank, sglang: Arguments, tmp_path: Path
+) -> None:
+    keys = page_hashes(PROMPT)
+    nothing = {"weights": None}
+    sglang |= {"model_path": "example/hub", "revision": "main"}
+    with pytest.raises(InvalidError, match=r"weights: SGLang does not say which .* 'main'"):
+        make_rank(shared_server, ours=nothing)
+    sglang["revision"] = "a" * 40
+    assert make_rank(shared_server, ours=nothing).backup(keys) == 10
+    assert prefetch([make_rank(shared_server, ours=nothing)], keys) == 10
+    sglang["revision"] = "b" * 40
+    assert prefetch([make_rank(shared_server, ours=nothing)], keys) == 0
+
+    sglang["model_path"] = str(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"one run")
+    assert make_rank(shared_server, ours=nothing).backup(keys) == 10
+    assert prefetch([make_rank(shared_server, ours=nothing)], keys) == 10
+    (tmp_path / "model.safetensors").write_bytes(b"another")
+    assert prefetch([make_rank(shared_server, ours=nothing)], keys) == 0
 
 
 def test_two_types_that_look_alike_in_the_pool_are_apart(
@@ -152,8 +178,22 @@ def test_engines_whose_keys_lack_salts_are_refused(
     unsalted = make_rank(shared_server, ours={"unsalted": True})
     assert unsalted.backup(page_hashes(PROMPT)) == 10
     sglang["enable_lora"] = True
-    with pytest.raises(InvalidError, match=r"--enable-lora: .* older keys lack the adapter"):
+    with pytest.raises(InvalidError, match=r"--enable-lora: .* older keys lack adapters"):
         make_rank(shared_server, ours={"unsalted": True})
+
+
+def test_adapters_known_by_name_only_are_a_persons_to_allow(
+    shared_server: Server, make_rank: MakeRank, sglang: Arguments
+) -> None:
+    with pytest.raises(InvalidError, match="lora: 'digest' given, \"by_name\" allowed"):
+        make_rank(shared_server, ours={"lora": "digest"})
+    for argument in ("enable_lora", "lora_paths"):
+        sglang.clear()
+        sglang[argument] = ["adapter=path"]
+        with pytest.raises(InvalidError, match="--enable-lora: keys have the name and path"):
+            make_rank(shared_server)
+        rank = make_rank(shared_server, ours={"lora": "by_name"})
+        assert rank.backup(page_hashes(PROMPT, extra_key=argument)) == 10
 
 
 def test_models_with_other_pools_are_refused(shared_server: Server, make_rank: MakeRank) -> None:
@@ -195,6 +235,7 @@ def test_a_pool_that_comes_while_requests_run_makes_all_a_miss(
         ({"endpiont": "x"}, {}, "endpiont: no such setting; there are .*unsalted"),
         ({"timeout": -1}, {}, "timeout: -1 given, above 0 to 3600 s allowed"),
         ({"weights": 3}, {}, "weights: 3 given, a text allowed"),
+        ({"weights": None}, {}, "weights: SGLang does not say which revision of None"),
         ({"dtype": 3}, {}, "dtype: 3 given, a text allowed"),
         ({}, {"model_name": None}, "--served-model-name: not given"),
         ({}, {"dcp_size": 2, "is_mla_model": True}, "--dcp-size"),
