@@ -13,7 +13,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 #[cfg(test)]
-mod corpus;
+mod corpus_tests;
 mod events;
 mod flow;
 pub mod http;

@@ -76,7 +76,23 @@ where
     W: AsyncWrite + Unpin,
 {
     let mut input = Input::new(from);
-    let Greeted { bearer, session, credit } = greet(bulk, &mut input, to).await?;
+    let greeted = greet(bulk, &mut input, to).await?;
+    // In memory of its own, which whoever never says hello has not.
+    Box::pin(converse(bulk, greeted, (input, files), to, out)).await
+}
+
+/// Answers a peer that has said hello.
+async fn converse<R, W>(
+    bulk: &Arc<Bulk>,
+    Greeted { bearer, session, credit }: Greeted,
+    (input, files): (Input<R>, Option<Arc<Files>>),
+    to: &mut W,
+    out: &mut Output<PartBytes>,
+) -> Result<()>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
     let lane = Arc::new(Lane::new(credit));
     let (gets_in, gets) = mpsc::channel(BULK_REQUESTS_MAX);
     let (notes_in, notes) = mpsc::channel(NOTES_MAX);

@@ -25,7 +25,7 @@ use super::{
     frame::{Broken, HEADER_BYTES, Header, Kind, VERSION, push},
     shared_body::{DAMAGED, HAS_REGIONS, Regions, Spot, Staged, push_number, read_number},
 };
-use crate::corpus::{Changes, Corpus};
+use crate::corpus_tests::{Changes, Corpus};
 
 /// Reads one frame; what is read is written as the same bytes again.
 fn read_frame(stream: &[u8]) -> Result<usize, Broken> {

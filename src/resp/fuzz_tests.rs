@@ -20,7 +20,7 @@ use super::{
     key::Key,
 };
 use crate::{
-    corpus::{Changes, Corpus},
+    corpus_tests::{Changes, Corpus},
     limits::RESP_KEY_BYTES_MAX,
 };
 

@@ -9,7 +9,7 @@
 //! `integration/events.rs` reads what was captured from an engine.
 
 use super::*;
-use crate::corpus::{Changes, Corpus};
+use crate::corpus_tests::{Changes, Corpus};
 
 fn corpus() -> Corpus {
     Corpus::of("events/subscribe")

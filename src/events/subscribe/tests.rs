@@ -39,7 +39,7 @@ fn open(node: &Node, engine: &str, lora: &[u8], keep_tokens: bool) -> Arc<Namesp
 }
 
 fn hash(number: u64) -> Vec<u8> {
-    [[number + 1000; 2], [5; 2]].concat().iter().flat_map(|word| word.to_be_bytes()).rev().collect()
+    [number + 1000, 5, 5, number * 7 + 3].iter().flat_map(|word| word.to_be_bytes()).collect()
 }
 
 /// Offers blocks; a claim is as good as a block here.
