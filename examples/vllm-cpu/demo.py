@@ -25,6 +25,8 @@ def ask(prompt: str, endpoint: str, log: Path) -> Generated:
     print("starting vLLM ...", flush=True)
     engine = Engine(log)
     engine.open("smollm2", tier={"endpoint": endpoint}, max_model_len=4096)
+    # An engine's first request takes longer, whatever it is.
+    engine.generate("Hello", tokens=1)
     answer = engine.generate(prompt, tokens=24)
     engine.settle()
     engine.kill()

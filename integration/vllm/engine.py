@@ -51,6 +51,7 @@ class Engine:
     def __init__(self, log: Path, adapter: str = "tier") -> None:
         self.adapter = adapter
         self._log = log.open("ab")
+        self._ids: list[str] = []
         self._process = subprocess.Popen(
             [ENVIRONMENT / "venv/bin/python", HERE / "host.py"],
             stdin=subprocess.PIPE,
@@ -103,6 +104,8 @@ class Engine:
             "seed": 0,
             **({} if transfer is None else {"kv_transfer_config": transfer}),
         }
+        if transfer is not None and "engine_id" in transfer:
+            self._ids.append(transfer["engine_id"])
         path = str(ENVIRONMENT / "models" / model)
         answer = self.do("open", model=path, **{**defaults, **settings})
         return float(answer["seconds"])
@@ -161,9 +164,11 @@ class Engine:
         return answer
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """Ends the process at once, and removes what it leaves in /dev/shm."""
         self._process.kill()
         self._process.wait()
+        for name in self._ids:
+            Path(f"/dev/shm/vllm_offload_{name}.mmap").unlink(missing_ok=True)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
             pipe.close()

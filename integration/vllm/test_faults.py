@@ -189,8 +189,8 @@ def damage(segment: Path) -> None:
 def test_engines_that_differ_share_nothing(
     engine: Engine, filled: Server, settings: dict[str, Any]
 ) -> None:
-    tier = tier_of(filled, **settings.pop("tier", {}))
-    engine.open("tiny", tier=tier, **settings)
+    others = {name: value for name, value in settings.items() if name != "tier"}
+    engine.open("tiny", tier=tier_of(filled, **settings.get("tier", {})), **others)
     come_back(engine)
     assert engine.generate(*PROMPTS).external_hits == 0
 
