@@ -233,19 +233,19 @@ async fn what_was_missed_is_asked_for_and_what_is_gone_is_counted() {
     wait_batches(&server, "repeated", 1.0).await;
     wait_batches(&server, "broken", 1.0).await;
     wait_batches(&server, "taken", 3.0).await;
-    // The connection is lost, not the engine.
+    // The connection is lost, not the engine: it is asked for all that it has.
     drop(peer);
     let mut peer = publisher.subscriber().await;
     kept.lock().unwrap().push(one(21));
     peer.publish(22, &one(22).1).await;
-    wait_batches(&server, "replayed", 16.0).await;
+    wait_batches(&server, "replayed", 34.0).await;
     wait_batches(&server, "lost", 2.0).await;
     // The engine starts anew, and its chain from the beginning: all of it can be described now.
     drop(peer);
     *kept.lock().unwrap() = vec![(0, batch(0..23, whole)), (1, batch(23..24, whole))];
     let mut peer = publisher.subscriber().await;
     peer.publish(2, &batch(24..50, whole)).await;
-    wait_batches(&server, "replayed", 18.0).await;
+    wait_batches(&server, "replayed", 36.0).await;
     wait_described(&server, 50.0).await;
     drop(replaying);
     server.stop(&[]).await;

@@ -1,6 +1,6 @@
 //! One engine: connected to again and again, and asked for what was missed.
 
-use std::{io, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info};
@@ -77,35 +77,34 @@ impl Source {
                     continue;
                 }
                 Seen::Next => {}
-                Seen::Missing(from) => self.catch_up(from, number).await,
-                Seen::Restarted => {
-                    info!(publisher = self.source.publisher, "engine has started anew");
-                    self.catch_up(0, number).await;
-                }
+                Seen::Missing { from, unseen } => self.catch_up(from..number, unseen).await,
             }
             self.take(payload, EventBatch::Taken);
         }
     }
 
-    /// Asks for the batches from `from` to before `until`, as far as the engine still has them.
-    async fn catch_up(&mut self, from: u64, until: u64) {
+    /// Asks for batches, as far as the engine still has them; of those from `unseen` on that do not come,
+    /// it is said that they are lost.
+    async fn catch_up(&mut self, wanted: Range<u64>, unseen: u64) {
         let mut brought = 0;
-        if let Some(replay) = self.source.replay.clone().filter(|_| from < until) {
-            let replaying = self.replay(&replay, from..until, &mut brought);
+        if let Some(replay) = self.source.replay.clone() {
+            let replaying = self.replay(&replay, wanted.clone(), unseen, &mut brought);
             match timeout(EVENT_REPLAY_DEADLINE, replaying).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(replay, %error, "replay failed"),
                 Err(_elapsed) => debug!(replay, "replay not over in time"),
             }
         }
-        let missing = until.saturating_sub(from).saturating_sub(brought);
+        let missing = wanted.end.saturating_sub(unseen).saturating_sub(brought);
         self.metrics.record_batches(EventBatch::Lost, missing);
     }
 
+    /// `brought` counts those from `unseen` on.
     async fn replay(
         &mut self,
         address: &str,
-        wanted: std::ops::Range<u64>,
+        wanted: Range<u64>,
+        unseen: u64,
         brought: &mut u64,
     ) -> io::Result<()> {
         let mut connection = Connection::open(address, Kind::Dealer).await?;
@@ -121,7 +120,7 @@ impl Source {
                 return Ok(());
             }
             if number >= wanted.start {
-                *brought += 1;
+                *brought += u64::from(number >= unseen);
                 self.take(payload, EventBatch::Replayed);
             }
         }
