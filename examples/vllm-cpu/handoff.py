@@ -27,6 +27,8 @@ def started(log: Path, endpoint: str | None) -> Engine:
     engine = Engine(log)
     tier = None if endpoint is None else {"endpoint": endpoint}
     engine.open("smollm2", tier=tier, max_model_len=4096)
+    # An engine's first request takes longer, whatever it is.
+    engine.generate("Hello", tokens=1)
     return engine
 
 
