@@ -255,14 +255,14 @@ fn a_server_that_dies_ends_the_replay_at_once() {
         .spawn()
         .unwrap();
     let server = child_of(replay.id());
-    // Only a server that serves has got as far as printing where.
+    // Whoever opens a namespace was told where, and that it is ready: one that dies before has not started.
     let log = || {
         let mut folders = fs::read_dir(directory.path()).unwrap();
         let log = folders.next().map(|folder| folder.unwrap().path().join("server.log"));
         log.and_then(|log| fs::read_to_string(log).ok()).unwrap_or_default()
     };
     let started = Instant::now();
-    while !log().contains("listening") {
+    while !log().contains("namespace opened") {
         assert!(started.elapsed() < SERVER_WAIT, "{}", log());
     }
     rustix::process::kill_process(server, rustix::process::Signal::KILL).unwrap();
