@@ -1,33 +1,19 @@
-"""Sends a long prompt to vLLM, restarts it, sends the prompt again: see run.sh.
-
-Between vLLM and kvstrata all is as in production; between vLLM's cache and host memory a copy by
-memcpy stands in for vLLM's worker, which needs a GPU (integration/vllm/cpu_spec.py).
-"""
+"""Sends a long prompt to vLLM, restarts it, sends the prompt again: see run.sh and engines.py."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "integration" / "vllm"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "tests"))
-
-from engine import Engine, Generated
-from server import REPOSITORY, Server
-
-QUESTION = "\n\nIn one sentence, what is kvstrata?"
+from engines import TOKENS, Generated, Server, prompt, started
 
 
-def ask(prompt: str, endpoint: str, log: Path) -> Generated:
+def ask(text: str, endpoint: str, log: Path) -> Generated:
     """A new engine answers, is given the time to store, and ends."""
     print("starting vLLM ...", flush=True)
-    engine = Engine(log)
-    engine.open("smollm2", tier={"endpoint": endpoint}, max_model_len=4096)
-    # An engine's first request takes longer, whatever it is.
-    engine.generate("Hello", tokens=1)
-    answer = engine.generate(prompt, tokens=24)
+    engine = started(log, endpoint)
+    answer = engine.generate(text, tokens=TOKENS)
     engine.settle()
     engine.kill()
     return answer
@@ -35,14 +21,12 @@ def ask(prompt: str, endpoint: str, log: Path) -> Generated:
 
 def main() -> None:
     """Prints both times to the first token."""
-    arguments = argparse.ArgumentParser(description=main.__doc__)
-    arguments.add_argument("--characters", type=int, default=6000, help="of README.md, as prompt")
-    prompt = (REPOSITORY / "README.md").read_text()[: arguments.parse_args().characters] + QUESTION
+    text = prompt(main.__doc__)
     with tempfile.TemporaryDirectory(prefix="kvstrata-") as home:
         server = Server(Path(home), "dram.capacity=1GiB")
         try:
             log = Path(home) / "vllm.log"
-            first, second = (ask(prompt, server.grpc, log) for _ in range(2))
+            first, second = (ask(text, server.grpc, log) for _ in range(2))
         finally:
             server.close()
     tokens = first.answers[0].prompt_tokens

@@ -1,4 +1,4 @@
-"""Prefill on one vLLM, decode on another: kvstrata hands the blocks over. See run.sh.
+"""Prefill on one vLLM, decode on another, which takes the blocks over: see run.sh and engines.py.
 
 The first engine computes the prompt and one token, the second takes the blocks and goes on. A third
 run, on an engine without kvstrata, shows that the tokens are the same and what they cost.
@@ -6,53 +6,33 @@ run, on an engine without kvstrata, shows that the tokens are the same and what 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "integration" / "vllm"))
-sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "tests"))
-
-from engine import Engine
-from server import REPOSITORY, Server
-
-QUESTION = "\n\nIn one sentence, what is kvstrata?"
-TOKENS = 24
-
-
-def started(log: Path, endpoint: str | None) -> Engine:
-    """An engine, with kvstrata if there is an endpoint."""
-    engine = Engine(log)
-    tier = None if endpoint is None else {"endpoint": endpoint}
-    engine.open("smollm2", tier=tier, max_model_len=4096)
-    # An engine's first request takes longer, whatever it is.
-    engine.generate("Hello", tokens=1)
-    return engine
+from engines import TOKENS, Server, prompt, started
 
 
 def main() -> None:
     """Prints what each of the engines took."""
-    arguments = argparse.ArgumentParser(description=main.__doc__)
-    arguments.add_argument("--characters", type=int, default=6000, help="of README.md, as prompt")
-    prompt = (REPOSITORY / "README.md").read_text()[: arguments.parse_args().characters] + QUESTION
+    text = prompt(main.__doc__)
     with tempfile.TemporaryDirectory(prefix="kvstrata-") as home:
         server = Server(Path(home), "dram.capacity=1GiB")
         log = Path(home) / "vllm.log"
         try:
             print("starting two engines ...", flush=True)
             prefill, decode = (started(log, server.grpc) for _ in range(2))
-            first = prefill.generate(prompt, tokens=1)
+            first = prefill.generate(text, tokens=1)
             begun = time.monotonic()
             prefill.settle()
             handed = time.monotonic() - begun
-            second = decode.generate(prompt, tokens=TOKENS)
+            second = decode.generate(text, tokens=TOKENS)
             prefill.kill()
             decode.kill()
             print("starting an engine without kvstrata ...", flush=True)
             alone = started(log, None)
-            plain = alone.generate(prompt, tokens=TOKENS)
+            plain = alone.generate(text, tokens=TOKENS)
             alone.kill()
         finally:
             server.close()

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from .. import Lease, Lookup, Run
 from .link import Link, Space
 
-__all__ = ["Promises", "find", "positions", "promised"]
+__all__ = ["Promises", "find", "is_near", "positions", "promised"]
 
 _POLL = 0.01
 """Seconds between lookups while blocks are on their way."""
@@ -27,14 +27,14 @@ def promised(found: Lookup | None) -> int:
     """How many leading blocks can be loaded from dram or nvme now."""
     if found is None:
         return 0
-    return next((run.start for run in found.runs if not _is_near(run)), found.prefix_blocks)
+    return next((run.start for run in found.runs if not is_near(run)), found.prefix_blocks)
 
 
 def positions(found: Lookup | None, asked: int) -> list[bool]:
     """Which of the blocks asked for can be loaded from dram or nvme now."""
     near = [False] * asked
     for run in (*found.runs, *found.sparse) if found is not None else ():
-        if _is_near(run):
+        if is_near(run):
             near[run.start : run.end] = [True] * (run.end - run.start)
     return near
 
@@ -62,12 +62,13 @@ def find(
     return space.lookup_now(hashes, lease=lease, sparse=sparse)
 
 
-def _is_near(run: Run) -> bool:
+def is_near(run: Run) -> bool:
+    """Whether a run can be loaded from dram or nvme now."""
     return run.tier != "object" and not run.pending
 
 
 def _far(found: Lookup | None) -> list[Run]:
-    return [run for run in (*found.runs, *found.sparse) if not _is_near(run)] if found else []
+    return [run for run in (*found.runs, *found.sparse) if not is_near(run)] if found else []
 
 
 class Promises:

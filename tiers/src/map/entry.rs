@@ -200,6 +200,13 @@ impl Entry {
         self.tiers().next()
     }
 
+    /// No copy can be read, and a put of it is in flight. A fragment whose writers have gone will not
+    /// become readable by waiting.
+    pub(crate) fn is_pending(&self) -> bool {
+        let claimed = self.staging.as_ref().is_some_and(|staging| staging.has_claims());
+        claimed && self.hottest().is_none()
+    }
+
     /// All tiers that have a readable copy, hot to cold.
     pub(crate) fn tiers(&self) -> impl Iterator<Item = Tier> + use<> {
         let [nvme, object] = self.cold.map(|location| location.is_some());

@@ -158,11 +158,10 @@ impl Shared {
             let Some(id) = shard.find(at) else { return (Read::Absent, None) };
             let Some(entry) = shard.get_mut(id) else { return (Read::Absent, None) };
             let Some(payload) = entry.payload.clone() else {
-                let claimed = entry.staging.as_ref().is_some_and(|staging| staging.has_claims());
-                let read = match (entry.hottest(), claimed) {
-                    (Some(_), _) => Read::Cold,
-                    (None, true) => Read::Pending,
-                    (None, false) => Read::Absent,
+                let read = match entry.hottest() {
+                    Some(_) => Read::Cold,
+                    None if entry.is_pending() => Read::Pending,
+                    None => Read::Absent,
                 };
                 return (read, None);
             };

@@ -75,12 +75,12 @@ impl Found {
     fn of(entry: &Entry, id: EntryId) -> Option<Self> {
         match entry.hottest() {
             Some(tier) => Some(Self { tier, pending: false, len: entry.len, id }),
-            // A fragment whose writers have gone will not become readable by waiting.
-            None => entry
-                .staging
-                .as_ref()
-                .is_some_and(|staging| staging.has_claims())
-                .then_some(Self { tier: Tier::Dram, pending: true, len: entry.len, id }),
+            None => entry.is_pending().then_some(Self {
+                tier: Tier::Dram,
+                pending: true,
+                len: entry.len,
+                id,
+            }),
         }
     }
 }

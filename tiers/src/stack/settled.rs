@@ -1,14 +1,14 @@
 //! Waiting for puts in flight: one engine reads what another is about to have put.
 
-use std::{pin::pin, sync::Arc};
+use std::pin::pin;
 
 use tokio::{
     sync::Notify,
     time::{Instant, timeout_at},
 };
 
-use super::{Stack, load::Read};
-use crate::{block::BlockHash, namespace::Namespace};
+use super::Stack;
+use crate::{block::BlockHash, map::Entry, namespace::Namespace};
 
 /// Tells those who wait that some put came to the end of one of its blocks.
 #[derive(Debug, Default)]
@@ -27,15 +27,15 @@ impl Stack {
     ///
     /// # Cancel safety
     /// Safe.
-    pub async fn settled(&self, namespace: &Arc<Namespace>, hash: BlockHash, deadline: Instant) {
+    pub async fn settled(&self, namespace: &Namespace, hash: BlockHash, deadline: Instant) {
         let at = self.shared.map.hashed(namespace.index(), hash);
         loop {
             let mut told = pin!(self.shared.settled.0.notified());
             // Before the look: what ends behind it is not missed.
             told.as_mut().enable();
-            if !matches!(self.shared.read(namespace, at), Read::Pending)
-                || timeout_at(deadline, told).await.is_err()
-            {
+            let is_pending =
+                self.shared.map.with(at, |shard| shard.entry(at).is_some_and(Entry::is_pending));
+            if !is_pending || timeout_at(deadline, told).await.is_err() {
                 return;
             }
         }

@@ -47,26 +47,35 @@ def _bytes_of(regions: Sequence[Region]) -> int:
     return sum(region.bytes for region in regions)
 
 
-def _starts(groups: Groups) -> list[int]:
-    """Where the parts of a slot begin, and where it ends."""
-    padded = (-(-_bytes_of(regions) // _ALIGNMENT) * _ALIGNMENT for regions in groups)
-    return [0, *accumulate(padded)]
+class _Slots:
+    """Where the parts of a slot lie in host memory, which a copier makes."""
+
+    _memory: memoryview
+
+    def __init__(self, groups: Groups) -> None:
+        padded = (-(-_bytes_of(regions) // _ALIGNMENT) * _ALIGNMENT for regions in groups)
+        *starts, self.slot_bytes = accumulate(padded, initial=0)
+        self._parts = [
+            (start, _bytes_of(regions)) for start, regions in zip(starts, groups, strict=True)
+        ]
+
+    def room(self, slot: int, group: int) -> memoryview:
+        """See `Copier`."""
+        start, length = self._parts[group]
+        start += slot * self.slot_bytes
+        return self._memory[start : start + length]
 
 
-class HostCopier:
+class HostCopier(_Slots):
     """For caches in host memory."""
 
     def __init__(self, groups: Groups, blocks: int, slots: int) -> None:
-        starts = _starts(groups)
-        self.slot_bytes = starts[-1]
+        super().__init__(groups)
         self._memory = memoryview(mmap.mmap(-1, max(1, slots * self.slot_bytes)))
-        self._parts = [
-            (start, _bytes_of(regions)) for start, regions in zip(starts, groups, strict=False)
-        ]
         # For each group and contiguous piece: the layer's memory, bytes from a block to the next,
         # offset in a block, offset in a slot, length.
         self._pieces: list[list[tuple[memoryview, int, int, int, int]]] = []
-        for start, regions in zip(starts, groups, strict=False):
+        for (start, _), regions in zip(self._parts, groups, strict=True):
             pieces, at = [], start
             for region in regions:
                 layer = _memory(region, blocks)
@@ -74,12 +83,6 @@ class HostCopier:
                     pieces.append((layer, region.stride, offset, at, region.piece_bytes))
                     at += region.piece_bytes
             self._pieces.append(pieces)
-
-    def room(self, slot: int, group: int) -> memoryview:
-        """See `Copier`."""
-        start, length = self._parts[group]
-        start += slot * self.slot_bytes
-        return self._memory[start : start + length]
 
     def read(self, moves: Sequence[Move]) -> Fence:
         """See `Copier`."""
@@ -114,7 +117,7 @@ def _memory(region: Region, blocks: int) -> memoryview:
     return memoryview(array).cast("B")
 
 
-class DeviceCopier:
+class DeviceCopier(_Slots):
     """For caches in the memory of a GPU.
 
     Reading gathers on the device, where the engine's own stream waits for it, and goes to the host
@@ -125,11 +128,7 @@ class DeviceCopier:
     def __init__(self, groups: Groups, blocks: int, slots: int) -> None:
         torch = self._torch = import_module("torch")
         self._device = groups[0][0].tensor.device
-        starts = _starts(groups)
-        self.slot_bytes = starts[-1]
-        self._parts = [
-            (start, _bytes_of(regions)) for start, regions in zip(starts, groups, strict=False)
-        ]
+        super().__init__(groups)
         self._on_gpu = self._device.type != "cpu"
         self._stream = torch.cuda.Stream(self._device) if self._on_gpu else None
         self._host = torch.empty(
@@ -137,12 +136,6 @@ class DeviceCopier:
         )
         self._memory = memoryview(memory_of(self._host)).cast("B")
         self._views = [[self._view(region, blocks) for region in regions] for regions in groups]
-
-    def room(self, slot: int, group: int) -> memoryview:
-        """See `Copier`."""
-        start, length = self._parts[group]
-        start += slot * self.slot_bytes
-        return self._memory[start : start + length]
 
     def read(self, moves: Sequence[Move]) -> Fence:
         """See `Copier`."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from ... import Lease, Lookup, Run
 from ...engines import Counters, Done, Identity, Link, Space
+from ...engines.promises import is_near
 from .plan import NULL_BLOCK, Load, Plan, Progress, Save, Shape, Step
 
 __all__ = ["SchedulerHalf"]
@@ -276,7 +277,7 @@ class SchedulerHalf:
         for run in found.runs:
             if run.start > state.found:
                 break
-            if run.pending or run.tier == "object":
+            if not is_near(run):
                 if self._awaits(state, found, run):
                     return
                 break
