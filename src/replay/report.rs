@@ -242,7 +242,15 @@ impl Report {
             "  {} of the upper bound for tiers that hold {capacity} (OPT: {})",
             percent(self.ratio_to_opt),
             count(self.opt.hits)
-        )
+        )?;
+        // The upper bound knows of no kills.
+        match &self.disturbance {
+            Some(kills) if kills.repeated_requests > 0 && self.ratio_to_opt > 1.0 => writeln!(
+                f,
+                "  more than that: requests repeated after a kill found what they had put before it"
+            ),
+            _ => Ok(()),
+        }
     }
 
     fn write_speed(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
