@@ -9,7 +9,7 @@ use kvstrata_tiers::{
     error::{Error, Result},
     namespace::Namespace,
     stack::{Ask, Chain, Fetch},
-    tier::{Run, Tier},
+    tier::Run,
 };
 use tokio::{sync::mpsc, time::Instant};
 use tonic::{Request, Response, Status, Streaming};
@@ -18,7 +18,8 @@ use tracing::{info, warn};
 use super::{Calls, Node, Observed, bearer_of, convert, get, put, stats};
 use crate::{
     auth::Bearer,
-    flow::{self, Delivered},
+    costs::Locality,
+    flow,
     id::{LeaseId, SessionId},
     lease::Reservation,
     limits::{GET_DEADLINE_DEFAULT, LOOKUP_HASHES_MAX, PREFETCH_LOADS_MAX},
@@ -212,8 +213,11 @@ impl Node {
         let ask = Ask { sparse: request.sparse, pin_bytes_max };
         let answer = self.stack.lookup(&namespace, hashes, ask);
         self.metrics.record_lookup(convert::answers(answer.counts));
+        let locality = self
+            .openers
+            .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone));
         let run = |run: Run| {
-            let wait = self.stack.estimate_load(run.tier, run.bytes);
+            let wait = self.costs.estimate(run.tier, locality, run.bytes);
             convert::run(&run, self.members.answering, wait)
         };
         let lease = match promise {
@@ -327,13 +331,20 @@ impl Node {
     ) -> Result<wire::PrefetchResponse> {
         let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
+        let bytes = self.stack.bytes_by_tier(&namespace, hashes);
         let found = self.stack.prefetch(&namespace, hashes);
-        let started = self.load(namespace, found.cold);
+        let started = self.load(bearer, namespace, found.cold, bytes);
         Ok(wire::PrefetchResponse { in_dram: found.in_dram, started })
     }
 
     /// Loads blocks in the background, unless enough prefetches run already; returns how many.
-    fn load(self: &Arc<Self>, namespace: Arc<Namespace>, cold: Vec<BlockHash>) -> u32 {
+    fn load(
+        self: &Arc<Self>,
+        bearer: &Bearer,
+        namespace: Arc<Namespace>,
+        cold: Vec<BlockHash>,
+        [_dram, nvme, object]: [u64; 3],
+    ) -> u32 {
         let started = flow::count(cold.len());
         if started == 0 {
             return 0;
@@ -341,6 +352,9 @@ impl Node {
         let Ok(permit) = Arc::clone(&self.prefetches).try_acquire_owned() else { return 0 };
         let (stack, stop) = (self.stack.clone(), self.tasks.stop_token());
         let turns = Arc::clone(&self.prefetch_loads);
+        // Its bytes go nowhere from dram.
+        let bytes = [0, nvme, object];
+        let mut planned = self.costs.begin(bearer.tenant(), Locality::SharedMemory, bytes);
         self.tasks.spawn("prefetch", async move {
             let _permit = permit;
             let deadline = Instant::now() + GET_DEADLINE_DEFAULT;
@@ -353,17 +367,13 @@ impl Node {
             let wanted = stream::iter(cold).take_while(|_| ready(!promotions.is_spent()));
             let loads = wanted.map(load);
             let mut loaded = loads.buffer_unordered(PREFETCH_LOADS_MAX);
-            let mut delivered = Delivered::new(stack.clone());
             let all = async {
                 while let Some(outcome) = loaded.next().await {
-                    if let Ok(Fetch::Hit(block)) = outcome
-                        && block.tier() != Tier::Dram
-                    {
+                    if let Ok(Fetch::Hit(block)) = outcome {
                         let bytes = u64::try_from(block.len()).unwrap_or(u64::MAX);
-                        delivered.block(block.tier(), bytes, Duration::ZERO);
+                        planned.came(block.tier(), bytes);
                     }
                 }
-                delivered.finish();
             };
             // Stopping half-way is fine: it is only a hint.
             stop.run_until_cancelled(all).await.unwrap_or_default();

@@ -29,6 +29,7 @@ use super::*;
 use crate::{
     auth::Gate,
     changes::Changes,
+    costs::{Costs, Place},
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
@@ -61,6 +62,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         name: "test".to_owned(),
         members: Members::default(),
         changes: Changes::new(stack.clone()),
+        costs: Costs::new(stack.clone(), Place::default(), metrics.costs.clone()),
         stack,
         namespaces,
         openers: Openers::default(),
