@@ -8,7 +8,7 @@ use std::{
 use kvstrata_tiers::tier::Tier;
 
 use super::{Costs, JUDGED_BYTES_MIN, Locality, Via, at};
-use crate::{flow::tier_label, limits::SHM_PINNED_BYTES_MAX, metrics::Judge};
+use crate::{limits::SHM_PINNED_BYTES_MAX, metrics::Judge};
 
 /// What all loads have yet to load.
 #[derive(Debug, Default)]
@@ -125,7 +125,7 @@ impl Load {
         }
         let Costs { shared } = &self.costs;
         let actual = elapsed.as_secs_f64();
-        shared.metrics.record(tier_label(tier), Judge::Node, predicted.as_secs_f64() / actual);
+        shared.metrics.record(tier.into(), Judge::Node, predicted.as_secs_f64() / actual);
         // While a device changes, its bandwidth is what is wrong.
         if shared.stack.pace(tier).is_some_and(|device| device.is_settled) {
             let expected = self.costs.pair(tier, self.locality).secs(queued, bytes);

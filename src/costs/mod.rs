@@ -44,7 +44,6 @@ use tokio::{
 pub(crate) use self::load::Load;
 use self::{bias::Biases, load::Planned, path::Paths, reservations::Reservations};
 use crate::{
-    flow::tier_label,
     id::ReservationId,
     limits::{COSTS_INTERVAL, COSTS_SILENCE},
     metrics::{CostMetrics, Judge},
@@ -362,7 +361,7 @@ impl Costs {
             return false;
         }
         let ratio = predicted.as_secs_f64() / actual.as_secs_f64();
-        self.shared.metrics.record(tier_label(tier), Judge::Report, ratio);
+        self.shared.metrics.record(tier.into(), Judge::Report, ratio);
         if bytes >= JUDGED_BYTES_MIN {
             self.shared.biases.lock().report((tier, locality), 1.0 / ratio);
             self.tell();

@@ -13,6 +13,8 @@ use crate::{
     metrics::TierLabel,
 };
 
+mod live;
+
 const MIB: u64 = 1 << 20;
 const NEAR: Locality = Locality::SameNode;
 

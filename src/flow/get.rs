@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use super::{
     Delivered,
     ahead::{Ahead, Load, Loads},
-    count, period, tier_label,
+    count, period,
 };
 use crate::{
     auth::Bearer,
@@ -201,7 +201,7 @@ impl GetFlow {
         let lengths = self.parts.iter().filter_map(|part| block.part_len(*part));
         let bytes = u64::try_from(lengths.sum::<usize>()).unwrap_or(u64::MAX);
         self.delivered.block(block.tier(), bytes, *elapsed);
-        self.metrics.record_get(tier_label(block.tier()), bytes, *elapsed);
+        self.metrics.record_get(block.tier().into(), bytes, *elapsed);
     }
 
     /// Takes a block that is not right out of use; returns the miss that it is instead.

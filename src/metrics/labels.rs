@@ -2,7 +2,7 @@
 //!
 //! Never a key, a lease, a peer or an error text: those have no bound.
 
-use kvstrata_tiers::label_values;
+use kvstrata_tiers::{label_values, tier::Tier};
 
 label_values! {
     /// Where a block was read from.
@@ -13,6 +13,16 @@ label_values! {
         Nvme = "nvme",
         /// Object storage.
         Object = "object",
+    }
+}
+
+impl From<Tier> for TierLabel {
+    fn from(tier: Tier) -> Self {
+        match tier {
+            Tier::Dram => Self::Dram,
+            Tier::Nvme => Self::Nvme,
+            Tier::Object => Self::Object,
+        }
     }
 }
 
