@@ -9,6 +9,7 @@ use tokio::net::TcpListener;
 use crate::{
     bulk,
     config::{Auto, Config, PathText},
+    costs::Place,
     id,
     members::{BulkPort, Member, Members},
     metrics::Door,
@@ -47,6 +48,13 @@ pub(crate) fn node_name(config: &Config) -> String {
         Auto::Given(name) => name.clone(),
         Auto::Auto => rustix::system::uname().nodename().to_string_lossy().into_owned(),
     }
+}
+
+/// Where this node is, for those who are told what loading from it costs.
+pub(crate) fn place(config: &Config, name: &str) -> Place {
+    let Config { server, node, .. } = config;
+    let shared_memory = server.shared_memory && server.bulk_unix.given().is_some();
+    Place { node: name.to_owned(), zone: node.zone.clone(), shared_memory }
 }
 
 /// Listens on the bulk port; returns its address on TCP, and what clients are told of it.

@@ -30,13 +30,13 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
+    addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name, place},
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
     changes::Changes,
     config::{Config, Events, Problems},
-    costs::{Costs, Place},
+    costs::Costs,
     events::subscribe::{self, Subscriptions},
     http, id,
     identity_file::{self, IdentityError},
@@ -371,7 +371,11 @@ impl Server {
     fn spawn_http(&mut self) {
         let Some(listener) = self.http.take() else { return };
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
-        let refresh = move || gauges.show(&stack);
+        let costs = self.node.costs.clone();
+        let refresh = move || {
+            gauges.show(&stack);
+            costs.show();
+        };
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
         let pages = http::router(self.readiness.clone(), registry, gate, refresh);
         let entry = self.trust.entry(Door::Http, http::plain_answer());
@@ -469,13 +473,6 @@ fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, ServeError> {
     let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
     let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
     Ok(shown.transpose()?)
-}
-
-/// Where this node is, for those who are told what loading from it costs.
-fn place(config: &Config, name: &str) -> Place {
-    let Config { server, node, .. } = config;
-    let shared_memory = server.shared_memory && server.bulk_unix.given().is_some();
-    Place { node: name.to_owned(), zone: node.zone.clone(), shared_memory }
 }
 
 /// No leases yet; what they hold is given back to the store.

@@ -46,7 +46,7 @@ use self::{bias::Biases, load::Planned, path::Paths, reservations::Reservations}
 use crate::{
     id::ReservationId,
     limits::{COSTS_INTERVAL, COSTS_SILENCE},
-    metrics::{CostMetrics, Judge},
+    metrics::{CostMetrics, Judge, TierStateLabel},
     score::LoadCost,
 };
 
@@ -309,6 +309,19 @@ impl Costs {
     #[must_use]
     pub fn estimate(&self, tier: Tier, locality: Locality, bytes: u64) -> Duration {
         duration(self.pair(tier, locality).secs(self.queued(tier), bytes))
+    }
+
+    /// Shows in the metrics how the tiers are.
+    pub fn show(&self) {
+        let all = self.snapshot().into_iter().filter(|cost| cost.locality == Locality::SameNode);
+        for TierCost { tier, queued_bytes, bandwidth, state, .. } in all {
+            let state = match state {
+                TierState::Ok => TierStateLabel::Ok,
+                TierState::Degraded => TierStateLabel::Degraded,
+                TierState::Down => TierStateLabel::Down,
+            };
+            self.shared.metrics.show(tier.into(), queued_bytes, bandwidth, state);
+        }
     }
 
     /// How the device of a tier is.

@@ -101,7 +101,12 @@ impl GetFlow {
             node.session(bearer, session)?;
             node.leases.check(session, lease)?;
         }
-        let bytes = node.stack.bytes_by_tier(&namespace, hashes);
+        // Each rank reads its part of a block: together they load it once.
+        let loads = ask.parts.is_empty() || ask.parts.contains(&0);
+        let bytes = match loads {
+            true => node.stack.bytes_by_tier(&namespace, hashes),
+            false => [0; 3],
+        };
         let locality = node.locality_of(&namespace, ask.via);
         let load = node.costs.begin(bearer.tenant(), locality, bytes);
         let touch_from = ask.lease.is_none().then_some(0);
@@ -200,7 +205,8 @@ impl GetFlow {
         let Ready { block, elapsed, .. } = ready;
         let lengths = self.parts.iter().filter_map(|part| block.part_len(*part));
         let bytes = u64::try_from(lengths.sum::<usize>()).unwrap_or(u64::MAX);
-        self.delivered.block(block.tier(), bytes, *elapsed);
+        let whole = u64::try_from(block.len()).unwrap_or(u64::MAX);
+        self.delivered.block(block.tier(), (bytes, whole), *elapsed);
         self.metrics.record_get(block.tier().into(), bytes, *elapsed);
     }
 

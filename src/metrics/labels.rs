@@ -255,6 +255,18 @@ label_values! {
 }
 
 label_values! {
+    /// How the device of a tier is.
+    TierStateLabel {
+        /// As usual.
+        Ok = "ok",
+        /// Far slower than it was.
+        Degraded = "degraded",
+        /// Nothing can be read.
+        Down = "down",
+    }
+}
+
+label_values! {
     /// Who tells how long a load took that was estimated.
     Judge {
         /// This node, of its own gets.
