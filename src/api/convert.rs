@@ -138,6 +138,7 @@ pub(super) fn members(members: &Members) -> wire::MemberList {
         name: member.name.clone(),
         endpoint: member.endpoint.clone(),
         zone: member.zone.clone(),
+        host: member.host.clone(),
         bulk: member.bulk.as_ref().map(|bulk| wire::BulkPort {
             tcp: bulk.tcp.clone(),
             unix: bulk.unix.clone(),
