@@ -37,6 +37,7 @@ use crate::{
     bulk::{self, Bulk},
     changes::Changes,
     config::{Config, Events, Problems},
+    costs::{Costs, Place},
     events::subscribe::{self, Subscriptions},
     http, id,
     identity_file::{self, IdentityError},
@@ -183,8 +184,9 @@ impl Server {
         let leases = leases(lease_limits(config, &budget), &server_metrics, &stack);
         let node = Node {
             members: members(config, &name, grpc_at, bulk_port),
-            name,
             changes: Changes::new(stack.clone()),
+            costs: Costs::new(stack.clone(), place(config, &name), server_metrics.costs.clone()),
+            name,
             stack,
             namespaces,
             openers: Openers::default(),
@@ -473,6 +475,13 @@ fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, ServeError> {
     let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
     let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
     Ok(shown.transpose()?)
+}
+
+/// Where this node is, for those who are told what loading from it costs.
+fn place(config: &Config, name: &str) -> Place {
+    let Config { server, node, .. } = config;
+    let shared_memory = server.shared_memory && server.bulk_unix.given().is_some();
+    Place { node: name.to_owned(), zone: node.zone.clone(), shared_memory }
 }
 
 /// No leases yet; what they hold is given back to the store.
