@@ -377,7 +377,8 @@ impl Server {
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
         let refresh = move || gauges.show(&stack);
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
-        let pages = http::router(self.readiness.clone(), registry, gate, refresh);
+        let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());
+        let pages = http::router(self.readiness.clone(), registry, gate, refresh, routers);
         let entry = self.trust.entry(Door::Http, http::plain_answer());
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();

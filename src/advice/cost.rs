@@ -49,13 +49,11 @@ pub(crate) struct TierCost {
 impl Node {
     /// Where this node is, seen from an engine on `host` in `zone`.
     pub(super) fn locality(&self, opener: &Opener, zone: &str) -> Locality {
-        let own = self.members.list.iter().find(|each| each.index == self.members.answering);
-        let own_zone = own.map_or("", |own| own.zone.as_str());
+        let Some(own) = self.members.own() else { return Locality::Remote };
         let zone = if zone.is_empty() { opener.zone.as_str() } else { zone };
-        let advice = &self.advice;
-        if opener.host == self.name || opener.host == advice.host {
-            if advice.shares_memory { Locality::SharedMemory } else { Locality::SameNode }
-        } else if zone == own_zone {
+        if opener.host == own.host {
+            if self.advice.shares_memory { Locality::SharedMemory } else { Locality::SameNode }
+        } else if zone == own.zone {
             Locality::SameZone
         } else {
             Locality::Remote

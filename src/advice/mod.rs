@@ -23,6 +23,7 @@ mod prompt;
 mod score;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 pub(crate) use self::{
     cost::{Locality, TierCost, TierState},
@@ -30,21 +31,25 @@ pub(crate) use self::{
     offer::{Candidate, Offer, Piece},
     prompt::{Among, Asked, Found, Prefix, Prompt, Scheme},
     score::{Contest, Outcome, Scored},
+    watch::{Blocks, Names, Range, Update},
 };
 
-use kvstrata_tiers::error::Result;
+use std::sync::Arc;
 
-use crate::id;
+use kvstrata_tiers::error::Result;
+use tokio::sync::Semaphore;
+
+use crate::{id, limits::ROUTER_WATCHERS_MAX};
 
 /// What is kept for routers; one for each node.
 #[derive(Debug)]
 pub struct Advice {
     /// Another one after each start.
     epoch: u64,
-    /// The host that the node runs on, as engines on it call it.
-    host: String,
-    /// Whether engines on it are shown its memory.
+    /// Whether engines on this host are shown its memory.
     shares_memory: bool,
+    /// Bounds those who watch.
+    watchers: Arc<Semaphore>,
 }
 
 impl Advice {
@@ -53,8 +58,8 @@ impl Advice {
     /// # Errors
     /// `Internal` if the system has no randomness.
     pub fn new(shares_memory: bool) -> Result<Self> {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Ok(Self { epoch: id::random_seed()?, host, shares_memory })
+        let watchers = Arc::new(Semaphore::new(ROUTER_WATCHERS_MAX));
+        Ok(Self { epoch: id::random_seed()?, shares_memory, watchers })
     }
 
     /// Says whether the node has started anew: then what was told before may be wrong.

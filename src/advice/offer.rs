@@ -60,8 +60,12 @@ pub(super) struct Known(Vec<Vec<Opener>>);
 impl Known {
     /// All of them, by their own names, each once.
     pub(super) fn candidates(&self) -> Vec<Candidate> {
-        let mut named: Vec<(&str, &str)> =
-            self.0.iter().flatten().map(|known| (known.name(), known.host.as_str())).collect();
+        let mut named: Vec<(&str, &str)> = self
+            .0
+            .iter()
+            .flatten()
+            .map(|known| (known.instance.as_str(), known.host.as_str()))
+            .collect();
         named.sort_unstable();
         named.dedup();
         let candidate = |(instance, node): (&str, &str)| Candidate {
@@ -76,7 +80,7 @@ impl Known {
         named.into_iter().map(candidate).collect()
     }
 
-    /// The latest process of the candidate that has opened the namespace of this prefix.
+    /// The latest of what the candidate may be that has opened the namespace of this prefix.
     fn find(&self, prefix: usize, candidate: &Candidate) -> Option<&Opener> {
         let is_it = |known: &&Opener| known.is_called(&candidate.instance, &candidate.node);
         self.0.get(prefix)?.iter().rev().find(is_it)

@@ -159,6 +159,14 @@ fn scheme_of(given: wire::HashScheme) -> Result<Scheme> {
     }
 }
 
+/// The scheme by which blocks are told to a watcher; none for the engine's own hashes.
+pub(super) fn watch_scheme(given: wire::HashScheme) -> Result<Option<Scheme>> {
+    match given {
+        wire::HashScheme::Unspecified | wire::HashScheme::Native => Ok(None),
+        other => scheme_of(other).map(Some),
+    }
+}
+
 fn candidates(field: &str, given: Vec<wire::Candidate>, least: usize) -> Result<Vec<Candidate>> {
     at_most(field, given.len(), least, ROUTER_CANDIDATES_MAX)?;
     let of = |(at, given): (usize, wire::Candidate)| {
@@ -196,7 +204,7 @@ fn number(field: &str, given: f64) -> Result<f64> {
     Err(Error::invalid(format!("{field}: {given} given, a finite number from 0 on required")))
 }
 
-fn at_most(field: &str, given: usize, least: usize, most: usize) -> Result<()> {
+pub(super) fn at_most(field: &str, given: usize, least: usize, most: usize) -> Result<()> {
     if (least..=most).contains(&given) {
         return Ok(());
     }

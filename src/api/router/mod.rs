@@ -1,6 +1,8 @@
 //! The gRPC contract `kvstrata.router.v1`, and its twins in JSON: wire to domain and back.
 
+mod check;
 mod convert;
+mod watch;
 
 use std::sync::Arc;
 
@@ -62,6 +64,18 @@ impl RouterService {
                 let work = async |request| node.router_score(bearer, request).await;
                 self.twin(Op::RouterScore, body, work).await
             }
+            "reserve" => {
+                let work = async |request| node.router_reserve(bearer, &request);
+                self.twin(Op::RouterReserve, body, work).await
+            }
+            "release" => {
+                let work = async |request| node.router_release(bearer, &request);
+                self.twin(Op::RouterRelease, body, work).await
+            }
+            "report" => {
+                let work = async |request| node.router_report(bearer, &request);
+                self.twin(Op::RouterReport, body, work).await
+            }
             _ => return None,
         })
     }
@@ -110,37 +124,51 @@ impl router_server::Router for RouterService {
 
     async fn watch(
         &self,
-        _request: Request<wire::WatchRequest>,
+        request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("watch"))
+        let bearer = bearer_of(&request)?;
+        match self.node.router_watch(bearer, request.into_inner()) {
+            Ok(updates) => Ok(Response::new(self.calls.stream(Op::RouterWatch, updates))),
+            Err(why) => self.calls.unary(Op::RouterWatch, async { Err(why) }).await,
+        }
     }
 
     async fn watch_tiers(
         &self,
-        _request: Request<wire::WatchTiersRequest>,
+        request: Request<wire::WatchTiersRequest>,
     ) -> Result<Response<Self::WatchTiersStream>, Status> {
-        Err(Status::unimplemented("watch_tiers"))
+        let bearer = bearer_of(&request)?;
+        match self.node.router_watch_tiers(bearer, &request.into_inner()) {
+            Ok(updates) => Ok(Response::new(self.calls.stream(Op::RouterWatchTiers, updates))),
+            Err(why) => self.calls.unary(Op::RouterWatchTiers, async { Err(why) }).await,
+        }
     }
 
     async fn reserve(
         &self,
-        _request: Request<wire::ReserveRequest>,
+        request: Request<wire::ReserveRequest>,
     ) -> Result<Response<wire::ReserveResponse>, Status> {
-        Err(Status::unimplemented("reserve"))
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.router_reserve(&bearer, &request.into_inner()) };
+        self.calls.unary(Op::RouterReserve, work).await
     }
 
     async fn release(
         &self,
-        _request: Request<wire::ReleaseRequest>,
+        request: Request<wire::ReleaseRequest>,
     ) -> Result<Response<wire::ReleaseResponse>, Status> {
-        Err(Status::unimplemented("release"))
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.router_release(&bearer, &request.into_inner()) };
+        self.calls.unary(Op::RouterRelease, work).await
     }
 
     async fn report(
         &self,
-        _request: Request<wire::ReportRequest>,
+        request: Request<wire::ReportRequest>,
     ) -> Result<Response<wire::ReportResponse>, Status> {
-        Err(Status::unimplemented("report"))
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.router_report(&bearer, &request.into_inner()) };
+        self.calls.unary(Op::RouterReport, work).await
     }
 }
 
@@ -178,5 +206,29 @@ impl Node {
 
     fn wire_tier_costs(&self) -> Vec<wire::TierCost> {
         self.tier_costs().iter().map(|cost| convert::tier_cost(self, cost)).collect()
+    }
+
+    fn router_reserve(
+        &self,
+        _bearer: &Bearer,
+        _request: &wire::ReserveRequest,
+    ) -> Result<wire::ReserveResponse> {
+        Err(Error::new(ErrorKind::Unsupported, "reserve"))
+    }
+
+    fn router_release(
+        &self,
+        _bearer: &Bearer,
+        _request: &wire::ReleaseRequest,
+    ) -> Result<wire::ReleaseResponse> {
+        Ok(wire::ReleaseResponse {})
+    }
+
+    fn router_report(
+        &self,
+        _bearer: &Bearer,
+        _request: &wire::ReportRequest,
+    ) -> Result<wire::ReportResponse> {
+        Ok(wire::ReportResponse { taken: 0 })
     }
 }
