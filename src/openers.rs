@@ -49,6 +49,15 @@ impl Openers {
         openers.push(opener);
     }
 
+    /// Tells the node and the zone of whoever opened it last, both empty if that is not known.
+    pub fn with_latest<T>(&self, namespace: u32, tell: impl FnOnce(&str, &str) -> T) -> T {
+        let known = self.0.lock();
+        match known.get(&namespace).and_then(|openers| openers.last()) {
+            Some(opener) => tell(&opener.host, &opener.zone),
+            None => tell("", ""),
+        }
+    }
+
     /// Who opened it, oldest first.
     #[must_use]
     pub fn of(&self, namespace: u32) -> Vec<Opener> {
@@ -84,6 +93,11 @@ mod tests {
         let known = openers.of(1);
         assert_eq!(known.len(), OPENERS_MAX);
         assert_eq!(known[0].instance, "vllm-1");
+        assert_eq!(
+            openers.with_latest(1, |node, zone| (node.to_owned(), zone.len())),
+            ("a".to_owned(), 0)
+        );
+        assert_eq!(openers.with_latest(2, |node, _zone| node.len()), 0);
         assert!(openers.of(2).is_empty());
     }
 

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! prompt -> namespaces of its model (prompt) -> runs of the one map -> what each instance would load from
-//!           them (offer), at what it costs it now (cost) -> answer (lookup), or scores (score)
+//!           them (offer), at what that costs it now -> answer (lookup), or scores (score)
 //! ```
 //! Invariants
 //! - A tenant is told of what is its own; all else does not exist, for errors and their timing, too.
@@ -16,7 +16,6 @@
 //!
 //! [`Openers`]: crate::openers::Openers
 
-mod cost;
 mod lookup;
 mod offer;
 mod prompt;
@@ -26,7 +25,6 @@ mod tests;
 mod watch;
 
 pub(crate) use self::{
-    cost::{Locality, TierCost, TierState},
     lookup::{Advised, Answer, Question},
     offer::{Candidate, Offer, Piece},
     prompt::{Among, Asked, Found, Prefix, Prompt, Scheme},
@@ -46,20 +44,18 @@ use crate::{id, limits::ROUTER_WATCHERS_MAX};
 pub struct Advice {
     /// Another one after each start.
     epoch: u64,
-    /// Whether engines on this host are shown its memory.
-    shares_memory: bool,
     /// Bounds those who watch.
     watchers: Arc<Semaphore>,
 }
 
 impl Advice {
-    /// Nothing was asked yet; `shares_memory` if engines on this host are shown the node's memory.
+    /// Nothing was asked yet.
     ///
     /// # Errors
     /// `Internal` if the system has no randomness.
-    pub fn new(shares_memory: bool) -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let watchers = Arc::new(Semaphore::new(ROUTER_WATCHERS_MAX));
-        Ok(Self { epoch: id::random_seed()?, shares_memory, watchers })
+        Ok(Self { epoch: id::random_seed()?, watchers })
     }
 
     /// Says whether the node has started anew: then what was told before may be wrong.

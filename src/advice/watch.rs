@@ -7,7 +7,6 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -235,38 +234,4 @@ fn first(hash: &[u8]) -> u64 {
 
 fn last(hash: &[u8]) -> u64 {
     hash.last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
-}
-
-/// What tiers cost, whenever it has changed, at most once each `interval`.
-#[derive(Debug)]
-pub(crate) struct TierWatcher {
-    node: Arc<Node>,
-    interval: tokio::time::Interval,
-    told: Option<Vec<super::TierCost>>,
-}
-
-impl Node {
-    /// Begins to watch what tiers cost.
-    pub(crate) fn watch_tiers(self: &Arc<Self>, interval: Duration) -> TierWatcher {
-        let mut interval = tokio::time::interval(interval);
-        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        TierWatcher { node: Arc::clone(self), interval, told: None }
-    }
-}
-
-impl TierWatcher {
-    /// What they cost now; waits until that is something else than before.
-    ///
-    /// # Cancel safety
-    /// Safe.
-    pub(crate) async fn next(&mut self) -> Vec<super::TierCost> {
-        loop {
-            self.interval.tick().await;
-            let costs = self.node.tier_costs();
-            if self.told.as_ref() != Some(&costs) {
-                self.told = Some(costs.clone());
-                return costs;
-            }
-        }
-    }
 }

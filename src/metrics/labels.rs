@@ -259,3 +259,13 @@ label_values! {
         Broken = "broken",
     }
 }
+
+label_values! {
+    /// Who tells how long a load took that was estimated.
+    Judge {
+        /// This node, of its own gets.
+        Node = "node",
+        /// A router or an engine, by a report.
+        Report = "report",
+    }
+}

@@ -4,7 +4,7 @@ mod check;
 mod convert;
 mod watch;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kvstrata_proto::router::v1::{self as wire, router_server};
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
@@ -14,7 +14,8 @@ use tonic::{Request, Response, Status};
 use super::{Calls, Node, Observed, bearer_of};
 use crate::{
     auth::Bearer,
-    flow::millis,
+    flow::{count, millis},
+    id::ReservationId,
     limits::{MESSAGE_BYTES_MAX, ROUTER_TTL},
     metrics::Op,
     object::now_unix_ms,
@@ -22,7 +23,7 @@ use crate::{
 
 /// The service; clones share the node.
 #[derive(Debug, Clone)]
-pub struct RouterService {
+pub(crate) struct RouterService {
     node: Arc<Node>,
     calls: Calls,
 }
@@ -37,7 +38,7 @@ pub(crate) fn service(node: Arc<Node>, calls: Calls) -> router_server::RouterSer
 impl RouterService {
     /// Serves `node`.
     #[must_use]
-    pub fn new(node: Arc<Node>, calls: Calls) -> Self {
+    pub(crate) fn new(node: Arc<Node>, calls: Calls) -> Self {
         Self { node, calls }
     }
 
@@ -205,30 +206,38 @@ impl Node {
     }
 
     fn wire_tier_costs(&self) -> Vec<wire::TierCost> {
-        self.tier_costs().iter().map(|cost| convert::tier_cost(self, cost)).collect()
+        self.costs.snapshot().iter().map(|cost| convert::tier_cost(self, cost)).collect()
     }
 
     fn router_reserve(
         &self,
-        _bearer: &Bearer,
-        _request: &wire::ReserveRequest,
+        bearer: &Bearer,
+        request: &wire::ReserveRequest,
     ) -> Result<wire::ReserveResponse> {
-        Err(Error::new(ErrorKind::Unsupported, "reserve"))
+        let loads = convert::held(self, &request.loads)?;
+        let ttl = Duration::from_millis(u64::from(request.ttl_ms));
+        let (id, ttl) = self.costs.reserve(bearer.tenant(), &loads, ttl)?;
+        let reservation_id = id.as_bytes().to_vec().into();
+        Ok(wire::ReserveResponse { reservation_id, ttl_ms: millis(ttl) })
     }
 
     fn router_release(
         &self,
-        _bearer: &Bearer,
-        _request: &wire::ReleaseRequest,
+        bearer: &Bearer,
+        request: &wire::ReleaseRequest,
     ) -> Result<wire::ReleaseResponse> {
+        let id = ReservationId::read("reservation_id", &request.reservation_id)?;
+        self.costs.release(bearer.tenant(), id);
         Ok(wire::ReleaseResponse {})
     }
 
     fn router_report(
         &self,
-        _bearer: &Bearer,
-        _request: &wire::ReportRequest,
+        bearer: &Bearer,
+        request: &wire::ReportRequest,
     ) -> Result<wire::ReportResponse> {
-        Ok(wire::ReportResponse { taken: 0 })
+        let reports = convert::reports(self, &request.loads)?;
+        let taken = reports.iter().filter(|report| self.costs.report(bearer.tenant(), report));
+        Ok(wire::ReportResponse { taken: count(taken.count()) })
     }
 }

@@ -5,6 +5,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use futures_util::{Stream, stream};
 use kvstrata_proto::router::v1::{self as wire, watch_update};
 use kvstrata_tiers::error::{Error, Result};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
@@ -52,15 +53,25 @@ impl Node {
                 ROUTER_TIERS_INTERVAL.as_millis()
             )));
         }
-        let watcher = self.watch_tiers(given.max(ROUTER_TIERS_INTERVAL));
-        let end = Ends::new(self, bearer);
+        let interval = given.max(ROUTER_TIERS_INTERVAL);
+        let (changes, end) = (self.costs.changes(), Ends::new(self, bearer));
         let node = Arc::clone(self);
-        Ok(stream::unfold((node, watcher, end), |(node, mut watcher, end)| async move {
-            let costs = end.unless_ended(watcher.next()).await?;
-            let tiers = costs.iter().map(|cost| convert::tier_cost(&node, cost)).collect();
-            let (epoch, as_of_ms) = (node.advice.epoch(), now_unix_ms());
-            let update = wire::TierUpdate { epoch, as_of_ms, tiers };
-            Some((Ok(update), (node, watcher, end)))
+        let all = (node, changes, end);
+        Ok(stream::unfold((all, None), move |((node, mut changes, end), told)| async move {
+            if let Some(told) = told {
+                let pause = sleep_until(told + interval);
+                end.unless_ended(async {
+                    pause.await;
+                    changes.next().await;
+                })
+                .await?;
+            }
+            let update = wire::TierUpdate {
+                epoch: node.advice.epoch(),
+                as_of_ms: now_unix_ms(),
+                tiers: node.wire_tier_costs(),
+            };
+            Some((Ok(update), ((node, changes, end), Some(Instant::now()))))
         }))
     }
 }
