@@ -203,8 +203,14 @@ pub const ROUTER_DEADLINE_DEFAULT: Duration = Duration::from_millis(500);
 pub const ROUTER_DEADLINE_MAX: Duration = Duration::from_secs(10);
 /// How long an answer is worth something: in that time, what loading costs may have halved or doubled.
 pub const ROUTER_TTL: Duration = Duration::from_secs(2);
-/// Longest time that expected loads may count: what has not begun by then does not come.
-pub const ROUTER_RESERVE_MAX: Duration = Duration::from_secs(60);
+/// Loads of one call that are expected, or reported: a few sources for each candidate.
+pub const ROUTER_LOADS_MAX: usize = 4096;
+/// Routers that follow the tiers at a time; each may be behind by [`FOLLOWER_QUEUE_KEYS_MAX`] keys.
+pub const ROUTER_WATCHERS_MAX: usize = 32;
+/// Blocks in one update of theirs: 200 KiB with hashes of 32 bytes, a reset of what is there in the first.
+pub const ROUTER_UPDATE_BLOCKS: usize = 4096;
+/// Between two updates of what tiers cost, at least.
+pub const ROUTER_TIERS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

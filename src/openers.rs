@@ -29,23 +29,11 @@ pub struct Opener {
 pub struct Openers(Mutex<HashMap<u32, Vec<Opener>>>);
 
 impl Opener {
-    /// What this instance is called without the id of its process: `vllm` of `vllm:4711`. An engine may
-    /// have several processes that open the same namespace.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        match self.instance.rsplit_once(':') {
-            Some((name, id)) if !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()) => {
-                name
-            }
-            _ => &self.instance,
-        }
-    }
-
-    /// Whether it is what somebody calls `instance` on `host`; either may be empty, for any.
+    /// Whether it is what others call `instance`, on `host`; either may be empty, for any.
     #[must_use]
     pub fn is_called(&self, instance: &str, host: &str) -> bool {
-        let named = instance.is_empty() || self.instance == instance || self.name() == instance;
-        named && (host.is_empty() || self.host == host)
+        let is_meant = |given: &str, known: &str| given.is_empty() || given == known;
+        is_meant(instance, &self.instance) && is_meant(host, &self.host)
     }
 }
 
@@ -114,16 +102,12 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_found_by_its_name_with_or_without_its_process_and_by_its_host() {
-        let instance = |instance: &str| Opener { instance: instance.to_owned(), ..opener(0, "a") };
-        assert_eq!(instance("vllm:4711").name(), "vllm");
-        assert_eq!(instance("http://a:b").name(), "http://a:b");
-        assert_eq!(instance("vllm:").name(), "vllm:");
-        let known = instance("vllm:4711");
-        for (name, host) in [("vllm:4711", ""), ("vllm", "a"), ("", "a"), ("vllm:4711", "a")] {
+    fn an_instance_is_found_by_its_name_by_its_host_or_by_both() {
+        let known = opener(1, "a");
+        for (name, host) in [("vllm-1", ""), ("", "a"), ("vllm-1", "a"), ("", "")] {
             assert!(known.is_called(name, host), "{name} {host}");
         }
-        for (name, host) in [("vllm:4712", ""), ("vllm", "b"), ("", "b"), ("vll", "a")] {
+        for (name, host) in [("vllm", ""), ("", "b"), ("vllm-1", "b"), ("vllm-2", "a")] {
             assert!(!known.is_called(name, host), "{name} {host}");
         }
     }

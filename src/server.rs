@@ -30,7 +30,7 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
+    addresses::{Addresses, host_name, listen, listen_bulk, listen_resp, members, node_name},
     advice::Advice,
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
@@ -185,12 +185,12 @@ impl Server {
         let node = Node {
             members: members(config, &name, grpc_at, bulk_port),
             changes: Changes::new(stack.clone()),
-            costs: Costs::new(stack.clone(), place(config, &name), server_metrics.costs.clone()),
+            costs: Costs::new(stack.clone(), place(config), server_metrics.costs.clone()),
             name,
             stack,
             namespaces,
             openers: Openers::default(),
-            advice: Advice::new(config.server.shared_memory)?,
+            advice: Advice::new()?,
             told: Subscriptions::new(&config.events),
             sessions: Sessions::new(leases.clone(), server_metrics.clone()),
             leases,
@@ -379,7 +379,8 @@ impl Server {
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
         let refresh = move || gauges.show(&stack);
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
-        let pages = http::router(self.readiness.clone(), registry, gate, refresh);
+        let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());
+        let pages = http::router(self.readiness.clone(), registry, gate, refresh, routers);
         let entry = self.trust.entry(Door::Http, http::plain_answer());
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
@@ -478,10 +479,10 @@ fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, ServeError> {
 }
 
 /// Where this node is, for those who are told what loading from it costs.
-fn place(config: &Config, name: &str) -> Place {
+fn place(config: &Config) -> Place {
     let Config { server, node, .. } = config;
     let shared_memory = server.shared_memory && server.bulk_unix.given().is_some();
-    Place { node: name.to_owned(), zone: node.zone.clone(), shared_memory }
+    Place { node: host_name(config), zone: node.zone.clone(), shared_memory }
 }
 
 /// No leases yet; what they hold is given back to the store.

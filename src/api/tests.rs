@@ -67,7 +67,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         stack,
         namespaces,
         openers: Openers::default(),
-        advice: Advice::new(false).unwrap(),
+        advice: Advice::new().unwrap(),
         told: Subscriptions::default(),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,

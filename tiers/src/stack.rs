@@ -67,7 +67,7 @@ pub use self::{
     verbs::{Chain, Description, Prefetch, Usage},
 };
 use crate::{
-    block::{BlockHash, Hashes},
+    block::{BlockHash, BlockKey, Hashes},
     dram::Pool,
     error::{Error, Result},
     event::EventFeed,
@@ -456,6 +456,21 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
+    }
+
+    /// Which tiers have a block now, hot to cold.
+    #[must_use]
+    pub fn presence(&self, key: BlockKey) -> [bool; 3] {
+        let at = self.shared.map.hashed(key.namespace, key.hash);
+        let presence = |shard: &mut crate::map::Shard| {
+            let entry = shard.entry(at)?;
+            let mut presence = [false; 3];
+            for (has, tier) in presence.iter_mut().zip(Tier::ALL) {
+                *has = entry.tiers().any(|known| known == tier);
+            }
+            Some(presence)
+        };
+        self.shared.map.with(at, presence).unwrap_or_default()
     }
 
     /// The tiers that have a block, hot to cold, for tests.
