@@ -131,7 +131,8 @@ mod tests {
                 Some(hashes.into_iter().map(BlockHash::from_array).collect::<Vec<_>>())
             };
             let hashes = chain(&plain).unwrap();
-            let [first, second] = [0, 1].map(|at| Prompt { tokens: &tokens[at * 4..][..4], ..plain });
+            let [first, second] =
+                [0, 1].map(|at| Prompt { tokens: &tokens[at * 4..][..4], ..plain });
             assert_eq!(algorithm.is_of(&hashes[0], None, &first), Some(true));
             assert_eq!(algorithm.is_of(&hashes[1], Some(&hashes[0]), &second), Some(true));
             assert_eq!(algorithm.is_of(&hashes[1], None, &second), Some(false));

@@ -120,8 +120,8 @@ mod tests {
     /// What CPython 3.11 writes.
     #[test]
     fn it_writes_what_python_writes() {
-        let root =
-            hex::decode("066b1e8987e027138e98701c46128929378935f9b6cd1549105ae6b4f0d71198").unwrap();
+        let root = hex::decode("066b1e8987e027138e98701c46128929378935f9b6cd1549105ae6b4f0d71198")
+            .unwrap();
         let cases: [(&[u32], &str); 3] = [
             (
                 &[1, 2, 300, 70_000, 0x8000_0000],

@@ -176,6 +176,9 @@ impl Writer {
                 let entry = IndexEntry { location, generation, len: header.len, checksums };
                 group.changes.push(Change::Put(item.key, entry));
             }
+            if matches!(item.then, Then::Put(_)) {
+                group.changes.extend(self.description(&item.key));
+            }
         }
         group.placed.push(Placed { header, item });
     }

@@ -158,6 +158,10 @@ impl Writer {
                     self.drop_lost();
                     continue;
                 }
+                () = core.described.notified() => {
+                    self.keep_descriptions();
+                    continue;
+                }
                 op = self.queue.recv() => op,
             };
             let Some(op) = op else { break };
@@ -176,6 +180,7 @@ impl Writer {
         self.tend().await;
         let Some(done) = taken.closing else { return false };
         self.settle().await;
+        self.keep_descriptions();
         self.tend().await;
         self.seal().await;
         if done.send(()).is_err() {
