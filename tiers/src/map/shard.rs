@@ -13,7 +13,7 @@ use crate::{
     block::{BlockHash, BlockKey},
     description::Description,
     dram::Payload,
-    event::{EventRing, TierEvent},
+    event::{Drained, EventRing, TierEvent},
     evict::{EntryId, Eviction, Lru},
     tier::Tier,
 };
@@ -291,11 +291,23 @@ impl Shard {
 
     /// Attaches what is known of a block's place in its chain; false if that was known.
     pub(crate) fn describe(&mut self, id: EntryId, description: Described) -> bool {
-        let is_new = self.descriptions.get(&id) != Some(&description);
-        if is_new {
-            self.descriptions.insert(id, description);
+        if self.descriptions.get(&id) == Some(&description) {
+            return false;
         }
-        is_new
+        let readable = self.get(id).filter(|entry| entry.hottest().is_some());
+        if let Some(key) = readable.map(|entry| entry.key) {
+            self.events.push(TierEvent::Described { key });
+        }
+        self.descriptions.insert(id, description);
+        true
+    }
+
+    /// Takes what is to be told to `feed`.
+    pub(crate) fn drain_events(&mut self, feed: u64) -> Drained {
+        match self.events.take(feed) {
+            Some(events) => Drained::Events(events),
+            None => Drained::Resync(self.readable()),
+        }
     }
 
     /// What is known of a block's place in its chain.
