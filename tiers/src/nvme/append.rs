@@ -153,7 +153,9 @@ impl Writer {
             && open.namespaces.insert(id)
         {
             let key = IndexKey { namespace: id, ..IndexKey::NONE };
-            if self.known.insert(id) {
+            // What clients wish may have changed since.
+            if self.known.get(&id) != Some(&encoded) {
+                self.known.insert(id, encoded.clone());
                 group.namespaces.push(id);
                 group.changes.push(Change::Namespace(id, encoded.clone()));
             }

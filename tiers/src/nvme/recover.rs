@@ -291,7 +291,7 @@ impl Writer {
     pub(super) fn restore(&mut self, id: NamespaceId, encoded: &[u8], state: &mut State) -> bool {
         match self.core.namespaces.restore(&id, encoded) {
             Ok(Some(namespace)) => {
-                self.known.insert(id);
+                self.known.insert(id, encoded.to_vec());
                 state.namespaces.insert(id, namespace);
                 true
             }

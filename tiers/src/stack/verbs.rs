@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::Shared;
+use super::{Shared, Stack};
 use crate::{
     block::{BlockHash, Hashes},
     description::Description,
@@ -66,6 +66,16 @@ pub struct Usage {
     pub demote_queue_blocks: u64,
     /// Extents that went from one slot size to another since the start.
     pub reclaimed_extents: u64,
+}
+
+impl Stack {
+    /// Whether a block can be read, from whatever tier. Nobody's lookup, and no use of the block.
+    #[must_use]
+    pub fn is_readable(&self, namespace: &Namespace, hash: BlockHash) -> bool {
+        let at = self.shared.map.hashed(namespace.index(), hash);
+        let has_copy = |shard: &mut Shard| shard.entry(at).is_some_and(|e| e.hottest().is_some());
+        self.shared.map.with(at, has_copy)
+    }
 }
 
 impl Shared {
