@@ -18,6 +18,7 @@ use crate::{
     members::Members,
     metrics::ServerMetrics,
     openers::Openers,
+    schemes::Schemes,
     session::{Session, SessionTable},
     tasks::Tasks,
 };
@@ -38,6 +39,8 @@ pub struct Node {
     pub stack: Stack,
     /// What changes in it, for those who tell others.
     pub changes: Changes,
+    /// The names that others have for its blocks.
+    pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
     /// Who opened them.

@@ -36,6 +36,7 @@ use crate::{
     metrics::ServerMetrics,
     node::{Leases, Sessions},
     openers::Openers,
+    schemes::Schemes,
     tasks::Tasks,
 };
 
@@ -61,6 +62,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         name: "test".to_owned(),
         members: Members::default(),
         changes: Changes::new(stack.clone()),
+        schemes: Schemes::new(1 << 20, metrics.schemes.clone()),
         stack,
         namespaces,
         openers: Openers::default(),

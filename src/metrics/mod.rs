@@ -6,6 +6,7 @@
 mod events;
 mod labels;
 mod resp;
+mod schemes;
 mod store;
 mod trust;
 
@@ -14,7 +15,7 @@ use std::time::Duration;
 pub use events::EventMetrics;
 pub use labels::{
     Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
-    RespCommand, RespDrop, TierLabel, Unproven,
+    RespCommand, RespDrop, TierLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -22,6 +23,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 pub use resp::RespMetrics;
+pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
 pub use trust::TrustMetrics;
 
@@ -119,6 +121,8 @@ pub struct ServerMetrics {
     pub resp: RespMetrics,
     /// The events of engines.
     pub events: EventMetrics,
+    /// The index of hash schemes.
+    pub schemes: SchemeMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -159,6 +163,7 @@ impl ServerMetrics {
             trust: TrustMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
+            schemes: SchemeMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

@@ -6,16 +6,27 @@
 //!
 //! [`vllm`], [`sglang`], [`dynamo`] and [`llm_d`] make those names: pure functions, each with its source.
 //! [`Algorithm`] is how the engine of a namespace makes hashes from tokens.
+//!
+//! A namespace may opt in to schemes ([`Scheme`]). Then [`Schemes`] keeps, for each of its blocks, the name that it has
+//! there, and finds the block by it: what can be read is followed ([`crate::changes`]), what names need is in
+//! the descriptions of blocks.
 
 mod algorithm;
 mod cbor;
 pub mod dynamo;
+mod follow;
+mod index;
 pub mod llm_d;
 mod pickle;
+mod scheme;
 pub mod sglang;
+mod table;
 pub mod vllm;
 
 pub use algorithm::Algorithm;
+pub(crate) use follow::follow;
+pub use index::Schemes;
+pub use scheme::{Scheme, checked};
 
 /// A LoRA adapter, as engines tell it from others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,3 +47,6 @@ pub struct Prompt<'a> {
     /// What separates it from other users' prompts; empty for none.
     pub cache_salt: &'a str,
 }
+
+#[cfg(test)]
+mod tests;

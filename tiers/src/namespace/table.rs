@@ -216,7 +216,8 @@ impl NamespaceTable {
         self.check(&spec)?;
         let id = namespace_id(&self.secret, &spec);
         let mut interned = self.interned.write();
-        let (namespace, warnings) = self.intern(&mut interned, id, spec, Wishes::from(keep_tokens))?;
+        let (namespace, warnings) =
+            self.intern(&mut interned, id, spec, Wishes::from(keep_tokens))?;
         // Relaxed: the lock orders the opens.
         let new = namespace.unclaimed.swap(false, Ordering::Relaxed);
         let mut known = namespace.hash_schemes.write();

@@ -43,6 +43,15 @@ fn described(life: &Life, number: u64) -> Option<Description> {
     life.fixture.stack.description(&life.namespace, hash_of(number))
 }
 
+/// Which of `0..600` are on the tier and described.
+fn described_on_nvme(life: &Life) -> Vec<u64> {
+    let is_there = |number: &u64| {
+        let tiers = life.fixture.stack.tiers_of(&life.namespace, hash_of(*number));
+        tiers.contains(&Tier::Nvme) && described(life, *number).is_some()
+    };
+    (0..600).filter(is_there).collect()
+}
+
 /// Waits until so many were written behind their blocks.
 async fn kept(life: &Life, count: u64) {
     let all = async {
@@ -126,14 +135,10 @@ async fn what_leaves_takes_its_description_along() {
     }
     kept(&life, 600).await;
     life.remove(590..595).await;
-    let left: Vec<_> = (0..600).filter(|number| described(&life, *number).is_some()).collect();
-    let on_nvme = |number: &u64| {
-        life.fixture.stack.tiers_of(&life.namespace, hash_of(*number)).contains(&Tier::Nvme)
-    };
-    let on_nvme: Vec<_> = left.iter().copied().filter(on_nvme).collect();
+    let on_nvme = described_on_nvme(&life);
     assert!((50..130).contains(&on_nvme.len()), "{} of 2 MiB", on_nvme.len());
     assert!(!on_nvme.contains(&0) && !on_nvme.contains(&592) && on_nvme.contains(&599));
-    assert_index(&rig, on_nvme.iter().copied());
+    assert_index(&rig, on_nvme);
     // The same block again is another one.
     life.put([592]).await;
     assert_eq!(described(&life, 592), None);
@@ -141,7 +146,7 @@ async fn what_leaves_takes_its_description_along() {
     let life = rig.start().await;
     assert_eq!(described(&life, 592), None);
     assert_eq!(described(&life, 599), Some(description(599)));
-    assert_index(&rig, on_nvme);
+    assert_index(&rig, described_on_nvme(&life));
 }
 
 #[tokio::test]
