@@ -157,7 +157,7 @@ impl Table {
     /// Bytes that it has allocated, about.
     pub(super) fn bytes(&self) -> usize {
         fn of<K, V>(map: &HashMap<K, V>) -> usize {
-            map.capacity() / 7 * 8 * (size_of::<(K, V)>() + 1)
+            (map.capacity() * 8).div_ceil(7) * (size_of::<(K, V)>() + 1)
         }
         let waiting: usize = self.waiting.values().map(|list| list.capacity() * 32).sum();
         of(&self.names) + of(&self.places) + of(&self.waiting) + waiting
