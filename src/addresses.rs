@@ -9,7 +9,6 @@ use tokio::net::TcpListener;
 use crate::{
     bulk,
     config::{Auto, Config, PathText},
-    costs::Place,
     id,
     members::{BulkPort, Member, Members},
     metrics::Door,
@@ -50,11 +49,12 @@ pub(crate) fn node_name(config: &Config) -> String {
     }
 }
 
-/// Where this node is, for those who are told what loading from it costs.
-pub(crate) fn place(config: &Config, name: &str) -> Place {
-    let Config { server, node, .. } = config;
-    let shared_memory = server.shared_memory && server.bulk_unix.given().is_some();
-    Place { node: name.to_owned(), zone: node.zone.clone(), shared_memory }
+/// The machine that this node runs on.
+pub(crate) fn host_name(config: &Config) -> String {
+    match &config.node.host {
+        Auto::Given(host) => host.clone(),
+        Auto::Auto => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    }
 }
 
 /// Listens on the bulk port; returns its address on TCP, and what clients are told of it.
@@ -116,6 +116,7 @@ pub(crate) fn members(
     bulk: Option<BulkPort>,
 ) -> Members {
     let (_host, endpoint) = advertised(config, name, listening);
-    let (name, zone) = (name.to_owned(), config.node.zone.clone());
-    Members { epoch: 1, answering: 0, list: vec![Member { index: 0, name, endpoint, zone, bulk }] }
+    let (name, zone, host) = (name.to_owned(), config.node.zone.clone(), host_name(config));
+    let member = Member { index: 0, name, endpoint, zone, host, bulk };
+    Members { epoch: 1, answering: 0, list: vec![member] }
 }

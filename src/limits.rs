@@ -191,6 +191,26 @@ pub const EVENT_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 pub const EVENT_REPLAY_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts to reach an engine, the first and the longest.
 pub const EVENT_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Prompts of one lookup of a router.
+pub const ROUTER_PROMPTS_MAX: usize = 64;
+/// Tokens, or hashes, of all prompts of a call: as many tokens as the longest prompt of a lookup has.
+pub const ROUTER_TOKENS_MAX: usize = LOOKUP_HASHES_MAX * 16;
+/// Engines that are compared for one prompt.
+pub const ROUTER_CANDIDATES_MAX: usize = 1024;
+/// Time for an answer to a router that does not say: it has better things to do than to wait longer.
+pub const ROUTER_DEADLINE_DEFAULT: Duration = Duration::from_millis(500);
+/// Longest time that it may ask for.
+pub const ROUTER_DEADLINE_MAX: Duration = Duration::from_secs(10);
+/// How long an answer is worth something: in that time, what loading costs may have halved or doubled.
+pub const ROUTER_TTL: Duration = Duration::from_secs(2);
+/// Loads of one call that are expected, or reported: a few sources for each candidate.
+pub const ROUTER_LOADS_MAX: usize = 4096;
+/// Routers that follow the tiers at a time; each may be behind by [`FOLLOWER_QUEUE_KEYS_MAX`] keys.
+pub const ROUTER_WATCHERS_MAX: usize = 32;
+/// Blocks in one update of theirs: 200 KiB with hashes of 32 bytes, a reset of what is there in the first.
+pub const ROUTER_UPDATE_BLOCKS: usize = 4096;
+/// Between two updates of what tiers cost, at least.
+pub const ROUTER_TIERS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

@@ -10,6 +10,7 @@ use kvstrata_tiers::{
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
+    advice::Advice,
     auth::Bearer,
     changes::Changes,
     costs::{Costs, Locality, Via},
@@ -19,6 +20,7 @@ use crate::{
     members::Members,
     metrics::ServerMetrics,
     openers::Openers,
+    schemes::Schemes,
     session::{Session, SessionTable},
     tasks::Tasks,
 };
@@ -41,10 +43,14 @@ pub struct Node {
     pub changes: Changes,
     /// What loading from it costs.
     pub costs: Costs,
+    /// The names that others have for its blocks.
+    pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
     /// Who opened them.
     pub openers: Openers,
+    /// What is kept for routers.
+    pub advice: Advice,
     /// What engines have told of blocks.
     pub(crate) told: Subscriptions,
     /// The leases.

@@ -1,14 +1,13 @@
 //! The calls of `kvstrata.v1.BlockCache`. Puts and gets are in their own files.
 
-use std::{future::ready, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCache};
 use kvstrata_tiers::{
-    block::BlockHash,
     error::{Error, Result},
-    namespace::Namespace,
-    stack::{Ask, Chain, Fetch},
+    namespace::{Namespace, Wishes},
+    stack::{Ask, Chain},
     tier::Run,
 };
 use tokio::{sync::mpsc, time::Instant};
@@ -18,18 +17,22 @@ use tracing::{info, warn};
 use super::{Calls, Node, Observed, bearer_of, convert, get, put, stats};
 use crate::{
     auth::Bearer,
-    costs::Locality,
-    flow,
+    flow::{self, Prefetched},
     id::{LeaseId, SessionId},
     lease::Reservation,
-    limits::{GET_DEADLINE_DEFAULT, LOOKUP_HASHES_MAX, PREFETCH_LOADS_MAX},
+    limits::LOOKUP_HASHES_MAX,
     metrics::Op,
     openers::Opener,
+    schemes,
     session::{Event, SessionGuard, draining},
 };
 
 /// The least unit of memory that a block of a page or more is rounded to.
 const PAGE_BYTES: u64 = 4096;
+
+/// What a client is told that wishes for what the first one did not.
+const KEEPS_NO_TOKENS: &str = "keep_tokens: another client has opened the namespace without it since the \
+    server started, so token ids are not kept, nor found by; set it for all clients, then restart the server";
 
 type Pins = Vec<kvstrata_tiers::stack::Pin>;
 
@@ -123,7 +126,7 @@ impl BlockCache for BlockService {
         request: Request<wire::PrefetchRequest>,
     ) -> Result<Response<wire::PrefetchResponse>, Status> {
         let bearer = bearer_of(&request)?;
-        let work = async { self.node.prefetch(&bearer, &request.into_inner()) };
+        let work = async { self.node.prefetch_blocks(&bearer, &request.into_inner()) };
         self.calls.unary(Op::Prefetch, work).await
     }
 
@@ -170,8 +173,14 @@ impl Node {
         let zone = convert::label("zone", request.zone)?;
         let client_version = convert::label("client_version", request.client_version)?;
         let spec = convert::namespace_spec(bearer.tenant(), request.kind)?;
-        let opened = self.namespaces.open(spec, request.keep_tokens)?;
+        let keep_tokens = request.keep_tokens;
+        let hash_schemes = schemes::checked(&request.hash_schemes, &spec, keep_tokens)?;
+        let mut opened = self.namespaces.open(spec, Wishes { keep_tokens, hash_schemes })?;
         let namespace = opened.namespace;
+        self.schemes.opened(&namespace);
+        if keep_tokens && !namespace.keeps_tokens() {
+            opened.warnings.push(KEEPS_NO_TOKENS.to_owned());
+        }
         if opened.new {
             let id = namespace.id().short();
             info!(
@@ -324,61 +333,15 @@ impl Node {
         Ok(wire::RemoveResponse { removed: self.stack.remove(&namespace, hashes).await? })
     }
 
-    fn prefetch(
+    fn prefetch_blocks(
         self: &Arc<Self>,
         bearer: &Bearer,
         request: &wire::PrefetchRequest,
     ) -> Result<wire::PrefetchResponse> {
         let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
-        let bytes = self.stack.bytes_by_tier(&namespace, hashes);
-        let found = self.stack.prefetch(&namespace, hashes);
-        let started = self.load(bearer, namespace, found.cold, bytes);
-        Ok(wire::PrefetchResponse { in_dram: found.in_dram, started })
-    }
-
-    /// Loads blocks in the background, unless enough prefetches run already; returns how many.
-    fn load(
-        self: &Arc<Self>,
-        bearer: &Bearer,
-        namespace: Arc<Namespace>,
-        cold: Vec<BlockHash>,
-        [_dram, nvme, object]: [u64; 3],
-    ) -> u32 {
-        let started = flow::count(cold.len());
-        if started == 0 {
-            return 0;
-        }
-        let Ok(permit) = Arc::clone(&self.prefetches).try_acquire_owned() else { return 0 };
-        let (stack, stop) = (self.stack.clone(), self.tasks.stop_token());
-        let turns = Arc::clone(&self.prefetch_loads);
-        // Its bytes go nowhere from dram.
-        let bytes = [0, nvme, object];
-        let mut planned = self.costs.begin(bearer.tenant(), Locality::SharedMemory, bytes);
-        self.tasks.spawn("prefetch", async move {
-            let _permit = permit;
-            let deadline = Instant::now() + GET_DEADLINE_DEFAULT;
-            let promotions = stack.promotions_ahead();
-            let load = async |hash| {
-                let _turn = turns.acquire().await;
-                stack.get_within(&promotions, &namespace, hash, &[], deadline).await
-            };
-            // What would not stay in dram is not loaded.
-            let wanted = stream::iter(cold).take_while(|_| ready(!promotions.is_spent()));
-            let loads = wanted.map(load);
-            let mut loaded = loads.buffer_unordered(PREFETCH_LOADS_MAX);
-            let all = async {
-                while let Some(outcome) = loaded.next().await {
-                    if let Ok(Fetch::Hit(block)) = outcome {
-                        let bytes = u64::try_from(block.len()).unwrap_or(u64::MAX);
-                        planned.came(block.tier(), bytes);
-                    }
-                }
-            };
-            // Stopping half-way is fine: it is only a hint.
-            stop.run_until_cancelled(all).await.unwrap_or_default();
-        });
-        started
+        let Prefetched { in_dram, started } = self.prefetch(&namespace, hashes);
+        Ok(wire::PrefetchResponse { in_dram, started })
     }
 
     fn release(

@@ -27,6 +27,7 @@ use tonic::{
 
 use super::*;
 use crate::{
+    advice::Advice,
     auth::Gate,
     changes::Changes,
     costs::{Costs, Place},
@@ -37,6 +38,7 @@ use crate::{
     metrics::ServerMetrics,
     node::{Leases, Sessions},
     openers::Openers,
+    schemes::Schemes,
     tasks::Tasks,
 };
 
@@ -63,9 +65,11 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         members: Members::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), Place::default(), metrics.costs.clone()),
+        schemes: Schemes::new(1 << 20, metrics.schemes.clone()),
         stack,
         namespaces,
         openers: Openers::default(),
+        advice: Advice::new().unwrap(),
         told: Subscriptions::default(),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
