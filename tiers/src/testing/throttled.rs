@@ -92,6 +92,10 @@ impl BlockStore for Throttled {
         self.inner.removed(namespace, hashes)
     }
 
+    fn described(&self, namespace: NamespaceId, hashes: &[BlockHash]) {
+        self.inner.described(namespace, hashes);
+    }
+
     fn shed(&self) {
         self.inner.shed();
     }
