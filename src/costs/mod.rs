@@ -389,7 +389,7 @@ impl Costs {
     }
 
     fn has_tier(&self, tier: Tier) -> bool {
-        tier == Tier::Dram || self.shared.stack.has_tier(tier)
+        self.shared.stack.has_tier(tier)
     }
 
     /// Bytes that a new load from a tier comes behind.
