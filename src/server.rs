@@ -31,6 +31,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
+    advice::Advice,
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
@@ -189,6 +190,7 @@ impl Server {
             stack,
             namespaces,
             openers: Openers::default(),
+            advice: Advice::new(config.server.shared_memory)?,
             told: Subscriptions::new(&config.events),
             sessions: Sessions::new(leases.clone(), server_metrics.clone()),
             leases,
@@ -244,8 +246,7 @@ impl Server {
         self.spawn_store_tasks();
         let mut shutdown = pin!(shutdown.fuse());
         let colder = self.start_colder(shutdown.as_mut()).await;
-        // What was found there may want names.
-        self.node.namespaces.list().iter().for_each(|found| self.node.schemes.opened(found));
+        self.node.schemes.opened_all(&self.node.namespaces);
         let tasks = self.node.tasks.clone();
         let failed = tasks.failed_token();
         // A future that has ended must not be asked again.
@@ -325,6 +326,10 @@ impl Server {
             .add_service(Guarded::new(
                 Framed::new(Arc::clone(&self.node), self.calls.clone()),
                 gate.clone(),
+            ))
+            .add_service(Guarded::new(
+                api::router::service(Arc::clone(&self.node), self.calls.clone()),
+                gate.clone(),
             ));
         let open = self.node.metrics.connections.clone();
         let entry = self.trust.entry(Door::Grpc, incoming::plain_answer());
@@ -395,8 +400,7 @@ impl Server {
         tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
         let (changes, stop) = (self.node.changes.clone(), tasks.stop_token());
         tasks.spawn_critical("changes", async move { changes.run(stop).await });
-        let following = schemes::follow(Arc::clone(&self.node), tasks.stop_token());
-        tasks.spawn_critical("schemes", following);
+        schemes::start(&self.node);
         let stack = self.node.stack.clone();
         if stack.has_tier(Tier::Nvme) {
             let (stack, stop) = (stack.clone(), tasks.stop_token());

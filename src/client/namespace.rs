@@ -10,7 +10,7 @@ use kvstrata_tiers::{
     namespace::{Identity, NamespaceId, PartSpec, Wishes},
 };
 
-use super::{Client, HashList, status::broken_contract};
+use super::{Client, ClientOptions, HashList, status::broken_contract};
 
 /// What to open.
 #[derive(Debug, Clone)]
@@ -84,12 +84,16 @@ impl Client {
     /// Safe: opening is idempotent.
     pub async fn open_with(&self, spec: NamespaceSpec, wishes: Wishes) -> Result<Handle> {
         let (kind, hash_bytes, parts) = declare(spec)?;
+        let ClientOptions { name, instance, node, zone, .. } = self.options();
         let request = v1::OpenRequest {
             kind: Some(kind),
             keep_tokens: wishes.keep_tokens,
             hash_schemes: wishes.hash_schemes.into_iter().collect(),
-            instance: format!("{}:{}", self.options().name, std::process::id()),
-            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            instance: instance.clone().unwrap_or_else(|| format!("{name}:{}", std::process::id())),
+            node: node.clone().unwrap_or_else(|| {
+                rustix::system::uname().nodename().to_string_lossy().into_owned()
+            }),
+            zone: zone.clone(),
             client_version: concat!("kvstrata ", env!("CARGO_PKG_VERSION")).to_owned(),
             ..Default::default()
         };

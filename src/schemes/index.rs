@@ -111,6 +111,11 @@ impl Schemes {
         self.shared.wanted.notify_one();
     }
 
+    /// As [`opened`](Self::opened), of all that there are: some may have been found on the disk.
+    pub fn opened_all(&self, namespaces: &NamespaceTable) {
+        namespaces.list().iter().for_each(|namespace| self.opened(namespace));
+    }
+
     /// The engine's hashes, packed, of the longest prefix of `names` that is known.
     ///
     /// In [`Scheme::Dynamo`] they are local hashes, which are chained here.

@@ -210,6 +210,13 @@ impl Stack {
         answer
     }
 
+    /// As [`lookup`](Self::lookup) without leases, for those who ask what an engine would find: it does
+    /// not count as a lookup of one.
+    #[must_use]
+    pub fn peek(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Answer {
+        self.shared.lookup(namespace, hashes, Ask::default())
+    }
+
     /// Ends the protection of `pins` and touches their blocks tail first.
     pub fn unpin(&self, pins: Vec<Pin>) {
         self.shared.unpin(pins);
@@ -397,21 +404,6 @@ impl Stack {
     /// copied or removed already, and complete by themselves.
     pub async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Result<u32> {
         self.shared.remove(namespace, hashes).await
-    }
-
-    /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
-    ///
-    /// # Errors
-    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block, if the
-    /// positions go beyond 32 bits, or for a name of more than 1024 bytes.
-    pub fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
-        self.shared.describe(namespace, chain)
-    }
-
-    /// What was described of a block.
-    #[must_use]
-    pub fn description(&self, namespace: &Namespace, hash: BlockHash) -> Option<Description> {
-        self.shared.description(namespace, hash)
     }
 
     /// Says which blocks are in dram and which would have to be loaded; the caller loads them.
