@@ -3,6 +3,7 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod costs;
 mod events;
 mod labels;
 mod resp;
@@ -12,10 +13,11 @@ mod trust;
 
 use std::time::Duration;
 
+pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
-    RespCommand, RespDrop, TierLabel, UnindexedLabel, Unproven,
+    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
+    Reloaded, RespCommand, RespDrop, TierLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -121,6 +123,8 @@ pub struct ServerMetrics {
     pub resp: RespMetrics,
     /// The events of engines.
     pub events: EventMetrics,
+    /// What loading costs.
+    pub costs: CostMetrics,
     /// The index of hash schemes.
     pub schemes: SchemeMetrics,
 }
@@ -163,6 +167,7 @@ impl ServerMetrics {
             trust: TrustMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
+            costs: CostMetrics::register(registry),
             schemes: SchemeMetrics::register(registry),
         };
         metrics.register_data(registry);

@@ -13,11 +13,11 @@ __all__ = ["Settings"]
 
 _PATHS = ("auto", "grpc", "bulk", "shm")
 _FOREVER = 3600.0
-_SCHEMES = ("vllm_u64", "sglang_i64", "dynamo", "llm_d")
-_OF_TOKENS = frozenset(("dynamo", "llm_d"))
 _VARIABLES = tuple(
     (name, f"KVSTRATA_{name.upper()}") for name in ("endpoint", "token", "instance", "node", "zone")
 )
+_SCHEMES = ("vllm_u64", "sglang_i64", "dynamo", "llm_d")
+_OF_TOKENS = frozenset(("dynamo", "llm_d"))
 
 
 @dataclass(frozen=True, slots=True)
