@@ -53,6 +53,7 @@ use crate::{
     openers::Openers,
     readiness::{Latch, Readiness},
     resp,
+    schemes::{self, Schemes},
     shm::Arena,
     tasks::Tasks,
     trust::Trust,
@@ -187,6 +188,7 @@ impl Server {
             changes: Changes::new(stack.clone()),
             costs: Costs::new(stack.clone(), place(config), server_metrics.costs.clone()),
             name,
+            schemes: Schemes::new(budget.schemes, server_metrics.schemes.clone()),
             stack,
             namespaces,
             openers: Openers::default(),
@@ -246,6 +248,8 @@ impl Server {
         self.spawn_store_tasks();
         let mut shutdown = pin!(shutdown.fuse());
         let colder = self.start_colder(shutdown.as_mut()).await;
+        // What was found there may want names.
+        self.node.namespaces.list().iter().for_each(|found| self.node.schemes.opened(found));
         let tasks = self.node.tasks.clone();
         let failed = tasks.failed_token();
         // A future that has ended must not be asked again.
@@ -400,6 +404,8 @@ impl Server {
         tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
         let (changes, stop) = (self.node.changes.clone(), tasks.stop_token());
         tasks.spawn_critical("changes", async move { changes.run(stop).await });
+        let following = schemes::follow(Arc::clone(&self.node), tasks.stop_token());
+        tasks.spawn_critical("schemes", following);
         let stack = self.node.stack.clone();
         if stack.has_tier(Tier::Nvme) {
             let (stack, stop) = (stack.clone(), tasks.stop_token());
