@@ -95,7 +95,6 @@ impl Client {
             }),
             zone: zone.clone(),
             client_version: concat!("kvstrata ", env!("CARGO_PKG_VERSION")).to_owned(),
-            ..Default::default()
         };
         let mut wire = self.wire();
         let reply = self.call("open namespace", wire.open(self.request(request))).await?;
