@@ -90,7 +90,7 @@ async fn grpc_and_json_say_the_same() {
 
 /// What is wrong with a request, and the field that the refusal must name.
 fn mistakes() -> Vec<(&'static str, Value, &'static str)> {
-    let prompt = json!({"model": "test", "hashes": "A".repeat(44)});
+    let prompt = json!({"model": "test", "hashes": format!("{}=", "A".repeat(43))});
     let both = json!({"model": "test", "hashes": "AAAA", "hashes64": ["1"]});
     let nowhere = json!({"hashes": "AAAA"});
     let one = |prompt: Value| json!({"prompts": [prompt]});

@@ -235,6 +235,9 @@ async fn without_a_valid_token_nothing_is_answered_and_each_refusal_is_counted()
     for probe in ["/livez", "/readyz"] {
         assert_eq!(page(&server, None, None, probe).await.0, 200);
     }
+    for question in ["/v1/router/lookup", "/v1/router/score", "/check_blocks"] {
+        assert_eq!(server.post(question, "{}").await.0, 401);
+    }
     good.handle.put(&good.session, &batch(0..1, &PARTS)).await.unwrap();
     drop(good);
     assert_no_token(&server.stop(&[]).await);
