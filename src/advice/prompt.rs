@@ -153,7 +153,7 @@ impl Node {
 
     fn namespaces_of(&self, bearer: &Bearer, prompt: &Prompt) -> Result<Vec<Arc<Namespace>>> {
         let mut namespaces = match &prompt.among {
-            Among::Namespace(id) => return Ok(vec![self.namespace(bearer, id)?]),
+            Among::Namespace(id) => vec![self.namespace(bearer, id)?],
             Among::Model(model) => self.namespaces.of_model(bearer.tenant(), model),
             Among::All => self.namespaces.of_tenant(bearer.tenant()),
         };
@@ -161,6 +161,13 @@ impl Node {
         namespaces.retain(|namespace| wanted == 0 || namespace.block_tokens() == wanted);
         let wanted = prompt.asked.hash_bytes();
         namespaces.retain(|namespace| wanted == 0 || namespace.hash_bytes() == wanted);
+        if namespaces.is_empty() && matches!(prompt.among, Among::Namespace(_)) {
+            return Err(Error::invalid(format!(
+                "prompt.block_tokens, prompt.hash_bytes: {} and {wanted} given, 0 or what the namespace \
+                 has required",
+                prompt.block_tokens
+            )));
+        }
         Ok(namespaces)
     }
 
