@@ -317,3 +317,64 @@ async fn what_loading_costs_is_told_at_once_and_when_it_changes() {
     drop((engine, updates));
     server.stop(&[]).await;
 }
+
+/// The blocks of JSON in a page, in order.
+fn blocks_of(page: &str) -> Vec<Value> {
+    let blocks = page.split("```json\n").skip(1).filter_map(|rest| rest.split_once("\n```"));
+    blocks.map(|(block, _rest)| serde_json::from_str(block).unwrap()).collect()
+}
+
+/// Whether an answer is what the page says, but for what is measured, and who answers when.
+fn assert_alike(path: &str, told: &Value, written: &Value) {
+    match (told, written) {
+        (Value::Object(told), Value::Object(written)) => {
+            let keys = |object: &serde_json::Map<String, Value>| {
+                object.keys().cloned().collect::<Vec<_>>()
+            };
+            assert_eq!(keys(told), keys(written), "{path}");
+            for (key, told) in told {
+                assert_alike(&format!("{path}.{key}"), told, &written[key]);
+            }
+        }
+        (Value::Array(told), Value::Array(written)) => {
+            assert_eq!(told.len(), written.len(), "{path}");
+            for (at, (told, written)) in told.iter().zip(written).enumerate() {
+                assert_alike(&format!("{path}[{at}]"), told, written);
+            }
+        }
+        _ => {
+            let field = path.rsplit('.').next().unwrap();
+            let varies =
+                ["epoch", "namespaceId", "node", "holder", "creditBlocks", "cost", "score"];
+            if varies.contains(&field) || field.ends_with("Ms") || field == "bandwidth" {
+                assert_eq!(told.is_string(), written.is_string(), "{path}");
+            } else {
+                assert_eq!(told, written, "{path}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_examples_of_the_page_are_what_a_node_says() {
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/routers.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let server = Server::builder().dram("16MiB").start().await;
+    let engine = Engine::start(&server, "10.0.0.1:8000").await;
+    engine.put(0..3).await;
+    let blocks = blocks_of(&page);
+    let [lookup, found, score, taken] = &blocks[..] else { panic!("{} blocks", blocks.len()) };
+    for (verb, request, written) in [("lookup", lookup, found), ("score", score, taken)] {
+        let (status, told) = server.post(&format!("/v1/router/{verb}"), &request.to_string()).await;
+        assert_eq!(status, 200, "{told}");
+        let mut told: Value = serde_json::from_str(&told).unwrap();
+        // The page shows one distance of four.
+        if let Some(Value::Array(tiers)) = told.get_mut("tiers") {
+            tiers.truncate(1);
+        }
+        println!("{}", serde_json::to_string_pretty(&told).unwrap());
+        assert_alike(verb, &told, written);
+    }
+    drop(engine);
+    server.stop(&[]).await;
+}
