@@ -7,7 +7,7 @@ use kvstrata_tiers::{
     block::{HASH_BYTES_MIN, Hashes},
     error::{Error, Result},
     namespace::Namespace,
-    tier::Run,
+    tier::{Run, Tier},
 };
 
 use crate::{
@@ -178,7 +178,8 @@ impl Node {
         }
         let answer = self.stack.peek(namespace, Hashes::new(packed, namespace.hash_bytes())?);
         let mut runs = answer.runs;
-        let readable = |run: &Run| !run.pending && self.can_load(run.tier);
+        let down: Vec<Tier> = Tier::ALL.into_iter().filter(|tier| !self.can_load(*tier)).collect();
+        let readable = |run: &Run| !run.pending && !down.contains(&run.tier);
         let end = runs.iter().position(|run| !readable(run)).unwrap_or(runs.len());
         runs.truncate(end);
         Ok(runs)
