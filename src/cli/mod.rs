@@ -9,6 +9,7 @@ pub mod plan;
 mod progress;
 pub mod put;
 pub mod replay;
+pub mod router_config;
 pub mod serve;
 pub mod settings;
 pub mod stats;
@@ -54,6 +55,8 @@ pub enum Command {
     Stats(stats::Args),
     /// Say what is wrong with a live setup, and what to do.
     Doctor(doctor::Args),
+    /// Print weights of tiers for a router's configuration, as measured on this node.
+    RouterConfig(router_config::Args),
     /// Drive a server with the requests of a trace and check every byte.
     Replay(replay::Args),
     /// Tell what caches of several sizes would hit on a trace.
@@ -113,6 +116,7 @@ pub async fn run() -> ExitCode {
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Doctor(args) => doctor::run(args).await,
+        Command::RouterConfig(args) => router_config::run(args).await.map_err(Failure::from),
         Command::Replay(args) => Box::pin(replay::run(args)).await.map_err(Failure::from),
         Command::Plan(args) => plan::run(&args),
         Command::Verify(args) => verify::run(args).await.map_err(Failure::from),
