@@ -11,8 +11,11 @@ pub mod put;
 pub mod replay;
 pub mod serve;
 pub mod settings;
+pub mod simulate;
 pub mod stats;
 mod stdout;
+mod svg;
+mod table;
 pub mod target;
 pub mod verify;
 
@@ -58,6 +61,8 @@ pub enum Command {
     Replay(replay::Args),
     /// Tell what caches of several sizes would hit on a trace.
     Plan(plan::Args),
+    /// Compare ways to route the requests of a trace.
+    Simulate(simulate::Args),
     /// Check an nvme tier's directory, offline.
     Verify(verify::Args),
     /// Give the packs of a node that is gone to the nodes that are left.
@@ -115,6 +120,7 @@ pub async fn run() -> ExitCode {
         Command::Doctor(args) => doctor::run(args).await,
         Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
         Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args).map_err(Failure::from),
         Command::Verify(args) => verify::run(args).await.map_err(Failure::from),
         Command::Adopt(args) => adopt::run(args).await,
         Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::from),
