@@ -63,7 +63,7 @@ pub struct Args {
     pub modes: Vec<Mode>,
 
     /// How much faster than in the trace requests arrive; each is simulated
-    #[arg(long, value_delimiter = ',', default_value = "1,2,4")]
+    #[arg(long, value_delimiter = ',', default_value = "1,2")]
     pub speedup: Vec<f64>,
 
     /// Engines, 1 to 1024
@@ -111,7 +111,7 @@ pub struct Args {
     pub no_tiers: bool,
 
     /// Bytes a second of each tier, and between nodes, where it differs:
-    /// dram=20GB,nvme=6GB,object=4GB,network=11GB
+    /// dram=50GB,nvme=6GB,object=4GB,network=11GB
     #[arg(long, value_delimiter = ',')]
     pub bandwidth: Vec<Named<Bandwidth>>,
 
@@ -127,6 +127,11 @@ pub struct Args {
     /// How old what a router knows of the tiers' queues may be, 1ms or more
     #[arg(long, default_value = "100ms")]
     pub report: humantime::Duration,
+
+    /// What a block that is decoded weighs against one to prefill, in the modes that score by the cost: 1
+    /// in the published one; decoding slows no prefill here
+    #[arg(long, default_value_t = 0.0)]
+    pub decode_weight: f64,
 
     /// What a block of a tier counts in the mode `constants`, where it differs:
     /// dram=0.75,nvme=0.25,object=0.25

@@ -27,9 +27,9 @@ const PREFILL_DOUBLES_AT: f64 = 62_500.0;
 
 /// What a node has, and the network between nodes.
 const PLACES: [&str; 4] = ["dram", "nvme", "object", "network"];
-/// Bytes a second: dram as a share of a PCIe 5.0 slot that several engines use, nvme of one fast drive,
+/// Bytes a second: dram as one PCIe 5.0 slot of 16 lanes, which the engines of a node share, nvme of one fast drive,
 /// object and network of 100 Gbit/s, of which many requests to a store get a third.
-const BANDWIDTH: [f64; 4] = [20e9, 6e9, 4e9, 11e9];
+const BANDWIDTH: [f64; 4] = [50e9, 6e9, 4e9, 11e9];
 /// Milliseconds to the first byte.
 const SETUP_MS: [f64; 4] = [1.0, 2.0, 50.0, 1.0];
 
@@ -135,6 +135,7 @@ pub(super) struct Facts {
     /// dram, nvme, object, network.
     pub(super) bandwidth_bytes_per_s: [f64; 4],
     pub(super) setup_ms: [f64; 4],
+    pub(super) decode_weight: f64,
     pub(super) weights: [f64; 3],
     pub(super) load_all: bool,
     pub(super) report_ms: f64,
@@ -175,6 +176,7 @@ pub(super) fn facts(args: &Args) -> Result<Facts> {
         tiers: tiers.map(|tier| format!("{} {}", tier.name, tier.capacity)).collect(),
         bandwidth_bytes_per_s: places(BANDWIDTH, &args.bandwidth, |Bandwidth(bytes)| bytes),
         setup_ms: places(SETUP_MS, &args.setup, |SetupTime(ms)| ms),
+        decode_weight: args.decode_weight,
         weights: [dram, nvme, object],
         load_all: args.load_all,
         report_ms: ms(args.report.into()),
@@ -217,6 +219,7 @@ pub(super) fn of(args: &Args, trace: &Trace, speedup: f64) -> Result<Setup> {
         tiers,
         loading: if args.load_all { Loading::All } else { Loading::Paying },
         report_ms: facts.report_ms,
+        decode_weight: args.decode_weight,
         weights: {
             let [dram, nvme, object] = facts.weights;
             Weights { dram, nvme, object }

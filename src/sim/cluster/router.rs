@@ -111,11 +111,11 @@ struct Tracked {
 }
 
 impl Tracked {
-    /// Blocks of all requests under way: to prefill, or being decoded.
+    /// Blocks under way: to prefill, and `decode_weight` for each that is decoded.
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-    fn load_blocks(&self) -> f64 {
+    fn load_blocks(&self, decode_weight: f64) -> f64 {
         let waiting: f64 = self.waiting.iter().map(|sent| sent.prefill_blocks).sum();
-        waiting + self.decode_blocks as f64
+        waiting + decode_weight * self.decode_blocks as f64
     }
 
     fn queue_ms(&self, now_ms: f64) -> f64 {
@@ -229,7 +229,7 @@ impl<'a> Router<'a> {
         }
         let candidate = Candidate {
             device_blocks,
-            decode_blocks: tracked.load_blocks(),
+            decode_blocks: tracked.load_blocks(self.setup.decode_weight),
             queue_ms: tracked.queue_ms(prompt.now_ms),
             prefill: self.setup.prefill,
             segments: &expected.segments,

@@ -4,6 +4,10 @@
 //! arrives -> routed -> loads from the tiers -> ready -> waits for the engine and a slot
 //!         -> prefills what is missing -> first token; its blocks are stored -> decodes -> last token
 //! ```
+//! The requests of a session follow one another: one that is due before the last token of the one before it
+//! arrives with that, because its prompt has the answer in it. Requests without a session arrive when
+//! they are due.
+//!
 //! Loads begin when a request is routed, and keep no engine from working. An engine prefills one prompt
 //! at a time, those that are ready in their order. What the device has of a prompt when it is routed is
 //! used then, and stays for it.
@@ -87,6 +91,15 @@ struct Worker {
     running: u32,
 }
 
+/// A session, whose requests follow one another.
+#[derive(Debug, Clone, Default)]
+struct Session {
+    /// One of its requests is under way.
+    busy: bool,
+    /// Those that are due.
+    due: VecDeque<usize>,
+}
+
 /// Requests between two calls of `progress`.
 const PROGRESS_EVERY: usize = 64;
 
@@ -111,7 +124,7 @@ pub fn run(
         #[expect(clippy::cast_precision_loss, reason = "milliseconds of a trace, below 2^53")]
         let now_ms = request.timestamp_ms.saturating_sub(start_ms) as f64 / setup.speedup;
         cluster.until(now_ms);
-        cluster.arrive(number, &request, now_ms);
+        cluster.due(number, &request, now_ms);
         if (number + 1).is_multiple_of(PROGRESS_EVERY) {
             progress(PROGRESS_EVERY);
         }
@@ -146,9 +159,10 @@ struct Cluster<'a> {
     router: Router<'a>,
     tiers: Tiers<'a>,
     workers: Vec<Worker>,
-    due: BinaryHeap<Reverse<Due>>,
+    events: BinaryHeap<Reverse<Due>>,
     /// Events planned so far.
     planned: u64,
+    sessions: Vec<Session>,
     outcome: Outcome,
 }
 
@@ -167,26 +181,40 @@ impl<'a> Cluster<'a> {
             router: Router::new(setup, mode),
             tiers: Tiers::new(setup),
             workers: (0..setup.workers).map(worker).collect(),
-            due: BinaryHeap::new(),
+            events: BinaryHeap::new(),
             planned: 0,
+            sessions: vec![Session::default(); trace.sessions() as usize],
             outcome: Outcome { busy_ms, ..Outcome::default() },
         }
     }
 
     fn plan(&mut self, at_ms: f64, event: Event) {
         self.planned += 1;
-        self.due.push(Reverse(Due { at_ms, number: self.planned, event }));
+        self.events.push(Reverse(Due { at_ms, number: self.planned, event }));
     }
 
     /// Lets happen what is due up to `now_ms`.
     fn until(&mut self, now_ms: f64) {
-        while self.due.peek().is_some_and(|Reverse(due)| due.at_ms <= now_ms) {
-            let Some(Reverse(due)) = self.due.pop() else { return };
+        while self.events.peek().is_some_and(|Reverse(due)| due.at_ms <= now_ms) {
+            let Some(Reverse(due)) = self.events.pop() else { return };
             match due.event {
                 Event::Ready(job) => self.ready(job, due.at_ms),
                 Event::FirstToken(job) => self.first_token(job, due.at_ms),
                 Event::LastToken(job) => self.last_token(job, due.at_ms),
             }
+        }
+    }
+
+    /// A request is due: it arrives if its session waits for nothing.
+    fn due(&mut self, number: usize, request: &Request<'_>, now_ms: f64) {
+        let session = request.session.and_then(|session| self.sessions.get_mut(session as usize));
+        match session {
+            Some(session) if session.busy => session.due.push_back(number),
+            Some(session) => {
+                session.busy = true;
+                self.arrive(number, request, now_ms);
+            }
+            None => self.arrive(number, request, now_ms),
         }
     }
 
@@ -301,5 +329,20 @@ impl<'a> Cluster<'a> {
         self.router.last_token(job.worker, job.blocks);
         self.outcome.end_ms = self.outcome.end_ms.max(now_ms);
         self.start(job.worker, now_ms);
+        self.next_of_session(job.request, now_ms);
+    }
+
+    /// The next request of the session of `request` arrives, if it is due.
+    fn next_of_session(&mut self, request: usize, now_ms: f64) {
+        let session = self.trace.request(request).and_then(|request| request.session);
+        let session = session.and_then(|session| self.sessions.get_mut(session as usize));
+        let Some(session) = session else { return };
+        let next = session.due.pop_front();
+        session.busy = next.is_some();
+        if let Some(next) = next
+            && let Some(request) = self.trace.request(next)
+        {
+            self.arrive(next, &request, now_ms);
+        }
     }
 }

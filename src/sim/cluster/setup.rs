@@ -71,6 +71,9 @@ pub struct Setup {
     /// Milliseconds between two reports of what waits for the tiers; what a router itself sends there it
     /// reserves, and knows at once. At least 1.
     pub report_ms: f64,
+    /// What a block that is decoded weighs against one to prefill, in the modes that score by the cost: 1
+    /// in the published one; 0 where other engines decode.
+    pub decode_weight: f64,
     /// The weights of the mode that knows constants.
     pub weights: Weights,
     /// How much faster than in the trace requests arrive, above 0.
@@ -117,6 +120,10 @@ impl Setup {
         }
         if !(self.speedup.is_finite() && self.speedup > 0.0) {
             return refuse(format!("speedup: {} given, above 0 allowed", self.speedup));
+        }
+        if !(self.decode_weight.is_finite() && self.decode_weight >= 0.0) {
+            let given = self.decode_weight;
+            return refuse(format!("decode weight: {given} given, 0 or more allowed"));
         }
         if !(self.report_ms.is_finite() && self.report_ms >= 1.0) {
             return refuse(format!("report: {} ms given, at least 1 needed", self.report_ms));
