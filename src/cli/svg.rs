@@ -17,8 +17,14 @@ pub(super) const FONT: &str = "sans-serif";
 pub(super) const INK: RGBColor = RGBColor(40, 44, 52);
 pub(super) const FAINT: RGBColor = RGBColor(225, 228, 232);
 /// Told apart also without red or green sight (Okabe and Ito).
-pub(super) const COLORS: [RGBColor; 4] =
-    [RGBColor(0, 114, 178), RGBColor(230, 159, 0), RGBColor(0, 158, 115), RGBColor(86, 90, 98)];
+pub(super) const COLORS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(86, 90, 98),
+    RGBColor(213, 94, 0),
+    RGBColor(204, 121, 167),
+];
 pub(super) const MISS: RGBColor = RGBColor(200, 204, 210);
 
 pub(super) type Failed = Box<dyn std::error::Error + Send + Sync>;

@@ -239,8 +239,14 @@ impl<'a> Router<'a> {
         expected.cost = if by_time { assessed.ttft_ms } else { assessed.cost };
         expected.load_blocks = assessed.best_blocks;
         let ready = device_blocks.saturating_add(assessed.best_blocks);
-        expected.prefill_blocks = f64::from(prompt.blocks.saturating_sub(ready));
-        expected.prefill_ms = self.setup.prefill.ms(ready, prompt.blocks);
+        expected.prefill_blocks = assessed.cost - candidate.decode_blocks;
+        let sum = std::env::var("SUM").is_ok();
+        expected.prefill_ms =
+            self.setup.prefill.ms(ready, prompt.blocks) + if sum { assessed.load_ms } else { 0.0 };
+        if by_time && std::env::var("MAX").is_ok() {
+            expected.cost = candidate.queue_ms.max(assessed.load_ms)
+                + self.setup.prefill.ms(ready, prompt.blocks);
+        }
         expected
     }
 
