@@ -279,3 +279,56 @@ impl<'a> Router<'a> {
         tracked.requests = tracked.requests.saturating_sub(1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        score::{Prefill, Weights},
+        sim::cluster::{Loading, Rate, TierSetup},
+        trace::Run,
+    };
+
+    #[test]
+    fn queues_are_known_by_reports_and_by_what_was_reserved_since() {
+        let rate = Rate { setup_ms: 0.0, block_ms: 1.0 };
+        let dram = TierSetup { capacity_blocks: 100, local: rate, remote: rate };
+        let setup = Setup {
+            workers: 1,
+            workers_per_node: 1,
+            prefill: Prefill::linear(10.0),
+            device_blocks: 100,
+            slots: 1,
+            decode_token_ms: 1.0,
+            tiers: [dram, TierSetup::NONE, TierSetup::NONE],
+            loading: Loading::Paying,
+            report_ms: 100.0,
+            decode_weight: 0.0,
+            weights: Weights::DYNAMO,
+            speedup: 1.0,
+            seed: 0,
+        };
+        let mut tiers = Tiers::new(&setup);
+        let runs = [Run { first: 0, count: 40 }];
+        tiers.store(0, &runs);
+        let found = tiers.find(&runs);
+        let mut router = Router::new(&setup, Mode::Timed);
+        let mut known_ms = |now_ms: f64, tiers: &Tiers<'_>| {
+            let prompt =
+                Prompt { request: 0, now_ms, blocks: 40, device_blocks: &[0], found: &found };
+            router.hear_reports(now_ms, tiers);
+            let known = tiers.plan(&found, 0, 0, &router.queues)[0].cost.queue_ms;
+            router.route(&prompt, tiers);
+            known
+        };
+        assert_eq!(known_ms(0.0, &tiers), 0.0);
+        // The node has more to do than this router gave it.
+        let segments = tiers.plan(&found, 0, 0, &Queues::default());
+        for _ in 0..5 {
+            tiers.load(0.0, &runs, 0, (&segments, 40));
+        }
+        assert_eq!(known_ms(50.0, &tiers), 40.0, "what was reserved");
+        assert_eq!(known_ms(99.0, &tiers), 80.0);
+        assert_eq!(known_ms(130.0, &tiers), 100.0, "200 ms at 0, reported at 100");
+    }
+}
