@@ -92,7 +92,8 @@ impl FromStr for Mode {
 #[derive(Debug, Clone, Copy)]
 struct Sent {
     request: usize,
-    /// Blocks that it expects the worker to prefill, and how long that takes.
+    /// Blocks that it expects the worker to prefill, by the cost: loads that take long count, too. And
+    /// how long prefill takes.
     prefill_blocks: f64,
     prefill_ms: f64,
 }
@@ -240,13 +241,7 @@ impl<'a> Router<'a> {
         expected.load_blocks = assessed.best_blocks;
         let ready = device_blocks.saturating_add(assessed.best_blocks);
         expected.prefill_blocks = assessed.cost - candidate.decode_blocks;
-        let sum = std::env::var("SUM").is_ok();
-        expected.prefill_ms =
-            self.setup.prefill.ms(ready, prompt.blocks) + if sum { assessed.load_ms } else { 0.0 };
-        if by_time && std::env::var("MAX").is_ok() {
-            expected.cost = candidate.queue_ms.max(assessed.load_ms)
-                + self.setup.prefill.ms(ready, prompt.blocks);
-        }
+        expected.prefill_ms = self.setup.prefill.ms(ready, prompt.blocks);
         expected
     }
 
