@@ -33,6 +33,7 @@ mod replay;
 mod sessions;
 mod shared_data;
 mod shared_memory;
+mod simulate;
 mod skipped;
 mod tidy;
 mod tmpfs;

@@ -12,8 +12,11 @@ pub mod replay;
 pub mod router_config;
 pub mod serve;
 pub mod settings;
+pub mod simulate;
 pub mod stats;
 mod stdout;
+mod svg;
+mod table;
 pub mod target;
 pub mod verify;
 
@@ -61,6 +64,8 @@ pub enum Command {
     Replay(replay::Args),
     /// Tell what caches of several sizes would hit on a trace.
     Plan(plan::Args),
+    /// Compare ways to route the requests of a trace.
+    Simulate(simulate::Args),
     /// Check an nvme tier's directory, offline.
     Verify(verify::Args),
     /// Give the packs of a node that is gone to the nodes that are left.
@@ -119,6 +124,7 @@ pub async fn run() -> ExitCode {
         Command::RouterConfig(args) => router_config::run(args).await.map_err(Failure::from),
         Command::Replay(args) => Box::pin(replay::run(args)).await.map_err(Failure::from),
         Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args).map_err(Failure::from),
         Command::Verify(args) => verify::run(args).await.map_err(Failure::from),
         Command::Adopt(args) => adopt::run(args).await,
         Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::from),
