@@ -34,6 +34,7 @@ pub mod readiness;
 mod reload;
 pub mod replay;
 mod resp;
+pub mod score;
 pub mod server;
 pub mod session;
 mod shm;
