@@ -9,6 +9,7 @@ pub mod api;
 pub mod auth;
 pub mod budget;
 mod bulk;
+pub mod changes;
 pub mod cli;
 pub mod client;
 pub mod config;
