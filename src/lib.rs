@@ -35,6 +35,7 @@ pub mod readiness;
 mod reload;
 pub mod replay;
 mod resp;
+mod router;
 pub mod score;
 pub mod server;
 pub mod session;

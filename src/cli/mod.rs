@@ -9,6 +9,7 @@ pub mod plan;
 mod progress;
 pub mod put;
 pub mod replay;
+pub mod router;
 pub mod serve;
 pub mod settings;
 pub mod stats;
@@ -50,6 +51,8 @@ pub enum Command {
     Get(get::Args),
     /// Tell which tier holds each key.
     Lookup(lookup::Args),
+    /// Run a proxy that sends each prompt to the engine that needs least for it, until SIGTERM or SIGINT.
+    Router(router::Args),
     /// Show what a server holds and has done.
     Stats(stats::Args),
     /// Say what is wrong with a live setup, and what to do.
@@ -111,6 +114,7 @@ pub async fn run() -> ExitCode {
         Command::Put(args) => put::run(args).await.map_err(Failure::from),
         Command::Get(args) => get::run(args).await.map_err(Failure::from),
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
+        Command::Router(args) => router::run(args).await,
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Doctor(args) => doctor::run(args).await,
         Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
