@@ -9,7 +9,7 @@ use std::{
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use super::Failure;
+use super::{Failure, target::Access};
 use crate::{
     config::Log,
     logging,
@@ -19,7 +19,8 @@ use crate::{
 /// Examples for the help.
 const EXAMPLES: &str = "\
 Examples:
-  kvstrata router --engine http://10.0.0.1:8000,events=tcp://10.0.0.1:5557,replay=tcp://10.0.0.1:5558 \\
+  kvstrata router --kvstrata 10.0.0.9:9400 \\
+                  --engine http://10.0.0.1:8000,events=tcp://10.0.0.1:5557,replay=tcp://10.0.0.1:5558 \\
                   --engine http://10.0.0.2:8000,events=tcp://10.0.0.2:5557,replay=tcp://10.0.0.2:5558
   kvstrata router --mode device-only --engine http://10.0.0.1:8000 --engine http://10.0.0.2:8000
 
@@ -39,6 +40,12 @@ pub struct Args {
     /// How engines are chosen
     #[arg(long, value_enum, default_value_t = Mode::Timed)]
     mode: Mode,
+    /// The kvstrata whose tiers count
+    #[arg(long, value_name = "[https://]HOST:PORT", env = "KVSTRATA_ENDPOINT")]
+    kvstrata: Option<String>,
+    /// Who the router is for kvstrata.
+    #[command(flatten)]
+    access: Access,
     /// How long kvstrata may take to say what its tiers have; then it is decided without
     #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = humantime::parse_duration)]
     tiers_deadline: Duration,
@@ -59,6 +66,8 @@ pub struct Args {
 /// Not safe: requests under way would be cut.
 pub async fn run(args: Args) -> Result<(), Failure> {
     check(&args.engines)?;
+    let options = args.access.options()?;
+    let tiers = args.kvstrata.map(|endpoint| (endpoint, options));
     logging::start(&Log { level: args.log, ..Log::default() })
         .map_err(|why| Failure::Usage(format!("--log: {why}")))?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
@@ -80,6 +89,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         listen: args.listen,
         engines: args.engines,
         mode: args.mode,
+        tiers,
         tiers_deadline: args.tiers_deadline,
     };
     router::run(setup, shutdown, ready)

@@ -25,6 +25,7 @@ mod chain;
 mod decide;
 mod devices;
 mod engine;
+mod kvstrata;
 mod metrics;
 mod pages;
 mod plan;
@@ -46,13 +47,14 @@ use tracing::{info, warn};
 
 pub(crate) use self::{
     decide::Mode,
-    spec::{BadEngine, ENGINES_MAX, EngineSpec},
+    spec::{ENGINES_MAX, EngineSpec},
 };
 use self::{
-    devices::Devices, engine::Engine, metrics::RouterMetrics, tiers::Tiers, tokens::Tokens,
-    upstream::Upstream,
+    devices::Devices, engine::Engine, kvstrata::Kvstrata, metrics::RouterMetrics, tiers::Tiers,
+    tokens::Tokens, upstream::Upstream,
 };
 use crate::{
+    client::ClientOptions,
     events::subscribe::{Listener, batch::Batch, follow},
     metrics::EventMetrics,
     readiness::Readiness,
@@ -76,7 +78,9 @@ pub(crate) struct Setup {
     pub(crate) engines: Vec<EngineSpec>,
     /// How they are chosen.
     pub(crate) mode: Mode,
-    /// How long the tiers may take to answer.
+    /// The server whose tiers are asked, if there is one, and how.
+    pub(crate) tiers: Option<(String, ClientOptions)>,
+    /// How long it may take to answer.
     pub(crate) tiers_deadline: Duration,
 }
 
@@ -176,11 +180,20 @@ pub(crate) async fn run(
     shutdown: impl Future<Output = ()>,
     ready: impl FnOnce(SocketAddr),
 ) -> io::Result<()> {
-    let tiers = None;
     let listener = TcpListener::bind(setup.listen).await?;
+    let deadline = setup.tiers_deadline;
+    let tiers = setup.tiers.clone();
+    let tiers = tiers.map(|(at, options)| Arc::new(Kvstrata::new(at, options, deadline)));
     let mut registry = Registry::default();
-    let router = Arc::new(Router::new(&setup, tiers, &mut registry));
+    let asked = tiers.clone().map(|tiers| tiers as Arc<dyn Tiers>);
+    let router = Arc::new(Router::new(&setup, asked, &mut registry));
     router.start();
+    if let Some(tiers) = tiers {
+        let stop = router.tasks.stop_token();
+        router.tasks.spawn("kvstrata", async move {
+            stop.run_until_cancelled(tiers.connect()).await.unwrap_or_default();
+        });
+    }
     let at = listener.local_addr()?;
     info!(%at, engines = setup.engines.len(), mode = setup.mode.name(), "router listens");
     let pages = pages::routes(Arc::clone(&router), Arc::new(registry));

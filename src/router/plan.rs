@@ -3,7 +3,7 @@
 //! Gathering takes time (an engine may have to tokenise, kvstrata is asked); choosing takes none, and one
 //! choice at a time is made, so that each sees the load of those before it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::body::Bytes;
 use tokio::time::timeout;
@@ -25,6 +25,11 @@ use crate::score::Segment;
 const BLOCK_TOKENS_DEFAULT: usize = 16;
 /// Bytes of a body for one token, where nothing else is known of the prompt.
 const BODY_BYTES_PER_TOKEN: usize = 4;
+/// How long a load that was decided is counted at least, and at most.
+const RESERVE_LEAST: Duration = Duration::from_millis(50);
+const RESERVE_MOST: Duration = Duration::from_secs(10);
+/// How much longer than an answer telling may take: nobody waits for it.
+const TELL_PATIENCE: u32 = 10;
 
 /// A request, and what each engine could do for it.
 #[derive(Debug)]
@@ -260,10 +265,11 @@ impl Router {
             node: engine.spec.node.clone(),
             device_blocks: possible.device / u32::try_from(factor).unwrap_or(u32::MAX),
             prefill_block_ms: engine.learned().prefill(possible.found.block_tokens).linear_ms,
+            reserve: reserve(choice),
         };
         let (tiers, deadline) = (Arc::clone(tiers), self.tiers_deadline);
         self.tasks.spawn("tell tiers", async move {
-            match timeout(deadline.saturating_mul(10), tiers.taken(taken)).await {
+            match timeout(deadline.saturating_mul(TELL_PATIENCE), tiers.taken(taken)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%error, "tiers not told"),
                 Err(_elapsed) => debug!("tiers not told in time"),
@@ -284,6 +290,12 @@ impl Router {
             engine.learn(f64::from(choice.computed) * as_blocks(unit), ms);
         }
     }
+}
+
+/// How long what an engine will load is counted: until its first token, unless that is late.
+fn reserve(choice: &Choice) -> Duration {
+    let expected = Duration::try_from_secs_f64(choice.ttft_ms / 1e3).unwrap_or_default();
+    expected.clamp(RESERVE_LEAST, RESERVE_MOST)
 }
 
 impl Plan {

@@ -2,7 +2,7 @@
 //!
 //! The router goes on without it: an error, or no answer in time, is a prompt that no tier has anything of.
 
-use std::fmt;
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use kvstrata_tiers::{error::Result, tier::Tier};
@@ -56,7 +56,7 @@ pub(super) struct Taken {
     /// As in the question.
     pub(super) salt: String,
     /// As in the question.
-    pub(super) tokens: std::sync::Arc<[u32]>,
+    pub(super) tokens: Arc<[u32]>,
     /// The engine.
     pub(super) instance: String,
     /// Where it runs, if that is known.
@@ -65,6 +65,8 @@ pub(super) struct Taken {
     pub(super) device_blocks: u32,
     /// Milliseconds that a block of the namespace takes to prefill.
     pub(super) prefill_block_ms: f64,
+    /// How long it is expected to take until it has loaded.
+    pub(super) reserve: Duration,
 }
 
 /// Somebody who knows what tiers have. Both may be asked at any time; whoever asks has a deadline.
