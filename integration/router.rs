@@ -112,11 +112,12 @@ async fn a_worker_that_was_restarted_loads_its_prefix_from_the_tiers() {
         let told = &state.told[0];
         let prompt = told.prompt.as_ref().unwrap();
         assert_eq!((prompt.model.as_str(), prompt.token_ids.len()), ("/models/test", 653));
-        assert_eq!((told.prefetch, told.candidates[0].instance.as_str()), (true, "a"));
+        let address = engine.address();
+        assert_eq!((told.prefetch, told.candidates[0].instance.as_str()), (true, address.as_str()));
         assert_eq!(told.candidates[0].node, "n-a");
         assert!((50..=10_000).contains(&told.reserve_ms), "{told:?}");
         let asked = state.asked.last().unwrap();
-        assert_eq!(asked.instances[0].instance, "a");
+        assert_eq!(asked.instances[0].instance, address);
     }
     drop(engine);
     router.stop(&["engine left out"]);
@@ -172,9 +173,10 @@ async fn the_busy_tier_of_the_winner_makes_another_one_win() {
     );
     assert_eq!((of(&slow, "a")["device"].as_u64(), slow["engine"].as_str()), (Some(20), Some("a")));
     assert_eq!(quick["engine"], "b", "{quick}");
-    // An engine that kvstrata does not know by its name gets what anybody would.
+    // An engine that kvstrata does not know has nothing there.
     tiers.change(|state| state.knows = false);
-    assert_eq!(of(&select(0.0).await, "b")["nvme"], 40);
+    let unknown = router.post("/select", &completion(&system('x'))).await;
+    assert!(unknown.body.contains("\"tiers\":\"nothing\""), "{unknown:?}");
     drop(busy);
     router.stop(&[]);
 }

@@ -112,6 +112,11 @@ impl Engine {
         }
     }
 
+    /// `host:port` of its API.
+    pub(crate) fn address(&self) -> String {
+        self.at[0].to_string()
+    }
+
     /// As a router is told of it.
     pub(crate) fn flag(&self, name: &str) -> String {
         let [http, events, replay] = self.at;

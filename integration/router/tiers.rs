@@ -10,8 +10,8 @@ use futures_util::stream;
 use kvstrata_proto::router::v1::{
     Candidate, InstanceAnswer, Locality, LookupRequest, LookupResponse, Prefix, PromptAnswer,
     ReleaseRequest, ReleaseResponse, ReportRequest, ReportResponse, ReserveRequest,
-    ReserveResponse, Run, ScoreRequest, ScoreResponse, Segment, Tier, TierCost, TierUpdate,
-    WatchRequest, WatchTiersRequest, WatchUpdate,
+    ReserveResponse, ScoreRequest, ScoreResponse, Scored, Segment, Tier, TierUpdate, WatchRequest,
+    WatchTiersRequest, WatchUpdate,
     router_server::{Router, RouterServer},
 };
 use tokio::{net::TcpListener, runtime::Runtime};
@@ -92,13 +92,6 @@ impl State {
         let hashes = hashes(&prompt.token_ids);
         let has = self.store.lock().unwrap();
         let blocks = hashes.iter().take_while(|hash| has.contains(hash)).count() as u32;
-        let run = |blocks: u32| Run {
-            start: 0,
-            end: blocks,
-            tier: Tier::Nvme.into(),
-            holder: HOLDER.to_owned(),
-            bytes: u64::from(blocks) * BLOCK_BYTES,
-        };
         let segment = Segment {
             start: 0,
             end: blocks,
@@ -106,7 +99,10 @@ impl State {
             holder: HOLDER.to_owned(),
             locality: Locality::SameNode.into(),
             bytes: u64::from(blocks) * BLOCK_BYTES,
-            est_load_ms: 2.0 + f64::from(blocks),
+            est_load_ms: self.queue_ms + 2.0 + f64::from(blocks),
+            queue_ms: self.queue_ms,
+            setup_ms: 2.0,
+            block_ms: 1.0,
         };
         let found = blocks > 0;
         let instance = |candidate: &Candidate| InstanceAnswer {
@@ -114,23 +110,14 @@ impl State {
             segments: Some(segment.clone()).filter(|_| found).into_iter().collect(),
             ..Default::default()
         };
-        let prefix = || Prefix { blocks, runs: vec![run(blocks)], ..Default::default() };
+        let prefix = || Prefix { blocks, block_tokens: BLOCK_TOKENS as u32, ..Default::default() };
         let answer = PromptAnswer {
             total_blocks: (prompt.token_ids.len() / BLOCK_TOKENS) as u32,
             prefixes: found.then(prefix).into_iter().collect(),
             instances: request.instances.iter().filter(|_| self.knows).map(instance).collect(),
             ..Default::default()
         };
-        let cost = TierCost {
-            node: HOLDER.to_owned(),
-            tier: Tier::Nvme.into(),
-            locality: Locality::SameNode.into(),
-            bandwidth: (BLOCK_BYTES * 1000) as f64,
-            setup_ms: 2.0,
-            queue_ms: self.queue_ms,
-            ..Default::default()
-        };
-        LookupResponse { answers: vec![answer], tiers: vec![cost], ..Default::default() }
+        LookupResponse { answers: vec![answer], ..Default::default() }
     }
 }
 
@@ -157,8 +144,10 @@ impl Router for Service {
         &self,
         request: Request<ScoreRequest>,
     ) -> Result<Response<ScoreResponse>, Status> {
-        self.0.lock().unwrap().told.push(request.into_inner());
-        Ok(Response::new(ScoreResponse::default()))
+        let request = request.into_inner();
+        let scored = vec![Scored::default(); request.candidates.len()];
+        self.0.lock().unwrap().told.push(request);
+        Ok(Response::new(ScoreResponse { scored, ..Default::default() }))
     }
 
     type WatchStream = stream::Empty<Result<WatchUpdate, Status>>;

@@ -38,7 +38,6 @@ pub mod router;
 mod session;
 mod stats;
 mod status;
-mod tiers;
 mod verbs;
 
 pub use crate::{
@@ -56,5 +55,4 @@ pub use put::{PutBatch, PutOutcome, PutReport};
 pub use session::{Session, SessionState};
 pub use stats::{LeaseTotals, NamespaceStats, Opener, Stats, TierStats, TierTotals};
 pub use status::{RETRY_AFTER_KEY, error_of};
-pub(crate) use tiers::{Loader, TierAnswer, TierCost, TierRun, TokenPrompt};
 pub use verbs::{Description, Prefetched};

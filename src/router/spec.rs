@@ -20,7 +20,7 @@ pub(crate) struct EngineSpec {
     pub(crate) events: Option<Endpoint>,
     /// The data parallel rank that is meant, of an engine that has several behind one address.
     pub(crate) rank: Option<u32>,
-    /// What it is called where it opens namespaces.
+    /// What it calls itself where it opens namespaces; the address of its API if nothing else is said.
     pub(crate) instance: String,
     /// The host it runs on, if it does not say so itself.
     pub(crate) node: String,
@@ -81,7 +81,7 @@ impl FromStr for EngineSpec {
         }
         spec.events = publisher.map(|publisher| Endpoint { publisher, replay });
         if spec.instance.is_empty() {
-            spec.instance.clone_from(&spec.name);
+            spec.instance.clone_from(&spec.authority);
         }
         Ok(spec)
     }
