@@ -1,9 +1,9 @@
 """Two vLLM engines behind `kvstrata router`: see run.sh.
 
-Shows, and fails if it is not so: a first request is slow, the same system prompt is fast on the engine
-that has it, another system prompt goes to the other engine, batches of events that were missed are
-replayed, an engine that was killed and restarted finds its prefix in kvstrata, and requests go on when
-kvstrata is killed.
+Shows, and fails if it is not so: a first request is slow, the same system prompt is fast on the
+engine that has it, another one goes to the other engine, batches of events that were missed are replayed, an
+engine that was killed and restarted finds its prefix in kvstrata, and requests go on when kvstrata is
+killed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +26,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "integration" / "vllm"))
 
 from engine import BLOCK_TOKENS, ENVIRONMENT, offloading
 from server import BINARY, REPOSITORY, Server
-from until import until
 
 START = 300.0
-"""Seconds for engines to start; together on two cores they take a minute."""
+"""Seconds for engines to start; together on two cores they take more than a minute."""
 MODEL = "smollm2"
 
 
@@ -38,6 +38,15 @@ class Answer(NamedTuple):
     route: dict[str, str]
     first_token: float
     text: str
+
+
+def until(what: str, holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Waits until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            failed(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.1)
 
 
 def free_port() -> int:
@@ -66,7 +75,6 @@ class Vllm:
             "replay_endpoint": f"tcp://*:{self.replay}",
         }
         settings = {
-            "--model": str(ENVIRONMENT / "models" / MODEL),
             "--served-model-name": MODEL,
             "--host": "127.0.0.1",
             "--port": str(self.http),
@@ -85,9 +93,9 @@ class Vllm:
                 "-m",
                 "vllm.entrypoints.cli.main",
                 "serve",
-                *flags[1:2],
-                *flags[2:],
+                ENVIRONMENT / "models" / MODEL,
                 "--enforce-eager",
+                *flags,
             ],
             stdin=subprocess.DEVNULL,
             stdout=self.log.open("ab"),
@@ -95,6 +103,7 @@ class Vllm:
             env={
                 **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
                 "PYTHONPATH": str(REPOSITORY / "integration" / "vllm"),
+                "KVSTRATA_INSTANCE": f"127.0.0.1:{self.http}",
                 "HF_HUB_OFFLINE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
                 "DO_NOT_TRACK": "1",
@@ -215,7 +224,7 @@ def demonstrate(router: Router, engines: list[Vllm], server: Server, characters:
     show("first request", first)
     home = first.route["engine"]
     blocks = int(first.route["blocks"])
-    until(lambda: router.engine(home)["device_blocks"] >= blocks, 30)
+    until("the blocks are told of", lambda: router.engine(home)["device_blocks"] >= blocks)
     second = router.chat(one, "And what is the last word of all?")
     show("same system prompt", second)
     if second.route["engine"] != home or second.first_token > first.first_token / 2:
@@ -231,8 +240,9 @@ def demonstrate(router: Router, engines: list[Vllm], server: Server, characters:
         second_router.chat("A batch of events.", "Which is the first that it sees? " * 20)
         second_router.chat("Another one.", "Which is the first of the other? " * 20)
         replayed = 'kvstrata_event_batches_total{outcome="replayed"}'
-        until(lambda: second_router.metric(replayed) >= 2, 30)
-        until(lambda: second_router.engine(home)["device_blocks"] >= blocks, 30)
+        until("batches are replayed", lambda: second_router.metric(replayed) >= 2)
+        later = second_router
+        until("the blocks are known", lambda: later.engine(home)["device_blocks"] >= blocks)
         late = second_router.chat(one, "Do you know it, too?")
         show("a router that came later", late)
         if int(late.route["device"]) < blocks // 2:
@@ -267,7 +277,7 @@ def router_up(router: Router, engine: Vllm) -> None:
             failed(f"vLLM has ended:\n{engine.log.read_text()[-3000:]}")
         return bool(router.engine(engine.name)["up"])
 
-    until(up, START)
+    until(f"engine {engine.name} is up", up, START)
 
 
 def main() -> None:
