@@ -1,5 +1,6 @@
 //! The reference router as a process, in front of engines that take real time, with and without tiers.
 
+mod captured;
 mod engine;
 mod process;
 mod tiers;

@@ -1,9 +1,9 @@
 """Two vLLM engines behind `kvstrata router`: see run.sh.
 
 Shows, and fails if it is not so: a first request is slow, the same system prompt is fast on the
-engine that has it, another one goes to the other engine, batches of events that were missed are replayed, an
-engine that was killed and restarted finds its prefix in kvstrata, and requests go on when kvstrata is
-killed.
+engine that has it, another one goes to the other engine, batches of events that were missed are
+replayed, an engine that was killed and restarted finds its prefix in kvstrata, and requests go on
+when kvstrata is killed.
 """
 
 from __future__ import annotations

@@ -104,6 +104,8 @@ pub(super) struct RouterMetrics {
     up: Family<ByEngine, Gauge>,
     device_blocks: Family<ByEngine, Gauge>,
     in_flight: Family<ByEngine, Gauge>,
+    /// Connections of clients.
+    pub(super) connections: Gauge,
     /// Requests whose prompt was not known, in a mode that asks for it.
     pub(super) blind: Counter,
     /// Requests that another engine was found for, because one was not reached.
@@ -131,6 +133,7 @@ impl RouterMetrics {
             up: Family::default(),
             device_blocks: Family::default(),
             in_flight: Family::default(),
+            connections: Gauge::default(),
             blind: Counter::default(),
             retried: Counter::default(),
             decision_seconds: Histogram::new(DECISION_SECONDS),
@@ -181,6 +184,11 @@ impl RouterMetrics {
             "in_flight",
             "Requests that the engine works on, of this router",
             self.in_flight.clone(),
+        );
+        registry.register(
+            "connections",
+            "Connections of clients open now",
+            self.connections.clone(),
         );
         registry.register(
             "blind",

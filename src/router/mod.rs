@@ -26,6 +26,7 @@ mod decide;
 mod devices;
 mod engine;
 mod kvstrata;
+mod listen;
 mod metrics;
 mod pages;
 mod plan;
@@ -50,8 +51,8 @@ pub(crate) use self::{
     spec::{ENGINES_MAX, EngineSpec},
 };
 use self::{
-    devices::Devices, engine::Engine, kvstrata::Kvstrata, metrics::RouterMetrics, tiers::Tiers,
-    tokens::Tokens, upstream::Upstream,
+    devices::Devices, engine::Engine, kvstrata::Kvstrata, listen::ClientListener,
+    metrics::RouterMetrics, tiers::Tiers, tokens::Tokens, upstream::Upstream,
 };
 use crate::{
     client::ClientOptions,
@@ -195,6 +196,7 @@ pub(crate) async fn run(
         });
     }
     let at = listener.local_addr()?;
+    let listener = ClientListener::new(listener, router.metrics.connections.clone());
     info!(%at, engines = setup.engines.len(), mode = setup.mode.name(), "router listens");
     let pages = pages::routes(Arc::clone(&router), Arc::new(registry));
     let tasks = router.tasks.clone();

@@ -14,8 +14,10 @@ use tokio::time::timeout;
 
 /// For a connection to an engine: it is on the same network, and another one can take the request.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(1);
-/// Connections to one engine that wait for a next request.
+/// Connections to one engine that wait for a next request, and how long: engines close theirs after 5 s, and
+/// a request that meets that is lost.
 const IDLE_CONNECTIONS_MAX: usize = 64;
+const IDLE_MAX: Duration = Duration::from_secs(2);
 /// The longest answer that is read here, and not passed on: tokens of a long prompt.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
@@ -71,6 +73,7 @@ impl Upstream {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
+            .pool_idle_timeout(IDLE_MAX)
             .build(connector);
         Self(client)
     }
@@ -86,6 +89,8 @@ impl Upstream {
         let uri = format!("http://{authority}{path}").parse();
         // What has come in as a path goes out as one.
         *request.uri_mut() = uri.map_err(|_none| Unanswered::Refused(StatusCode::BAD_REQUEST))?;
+        // The body is here already, and the host is another one.
+        request.headers_mut().remove(header::EXPECT);
         request.headers_mut().remove(header::HOST);
         strip(request.headers_mut());
         let mut response =
