@@ -16,6 +16,7 @@ pub mod client;
 pub mod config;
 #[cfg(test)]
 mod corpus_tests;
+pub mod costs;
 mod events;
 mod flow;
 pub mod http;

@@ -211,8 +211,11 @@ impl Node {
         let ask = Ask { sparse: request.sparse, pin_bytes_max };
         let answer = self.stack.lookup(&namespace, hashes, ask);
         self.metrics.record_lookup(convert::answers(answer.counts));
+        let locality = self
+            .openers
+            .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone));
         let run = |run: Run| {
-            let wait = self.stack.estimate_load(run.tier, run.bytes);
+            let wait = self.costs.estimate(run.tier, locality, run.bytes);
             convert::run(&run, self.members.answering, wait)
         };
         let lease = match promise {

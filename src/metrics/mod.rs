@@ -3,6 +3,7 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod costs;
 mod events;
 mod labels;
 mod resp;
@@ -11,10 +12,11 @@ mod trust;
 
 use std::time::Duration;
 
+pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
-    RespCommand, RespDrop, TierLabel, Unproven,
+    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
+    Reloaded, RespCommand, RespDrop, TierLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -119,6 +121,8 @@ pub struct ServerMetrics {
     pub resp: RespMetrics,
     /// The events of engines.
     pub events: EventMetrics,
+    /// What loading costs.
+    pub costs: CostMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -159,6 +163,7 @@ impl ServerMetrics {
             trust: TrustMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
+            costs: CostMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);
