@@ -28,7 +28,8 @@ impl Truth {
                 }
             }
             "BlockRemoved" if event["medium"] == "GPU" => {
-                hashes().for_each(|hash| drop(self.blocks.remove(&hash)));
+                let gone: Vec<_> = hashes().collect();
+                self.blocks.retain(|hash| !gone.contains(hash));
             }
             "AllBlocksCleared" => self.blocks.clear(),
             _ => {}
