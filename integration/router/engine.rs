@@ -255,7 +255,7 @@ async fn complete(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: B
     let parts = stream::unfold((answering, 0), move |(mut answering, token)| {
         let first = prefilled.clone();
         async move {
-            if token > 0 && gated {
+            if gated && (1..=ANSWER_TOKENS).contains(&token) {
                 answering.0.gate.notified().await;
             }
             let data = match token {
