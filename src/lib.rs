@@ -38,6 +38,7 @@ mod reload;
 pub mod replay;
 mod resp;
 mod router;
+pub mod schemes;
 pub mod score;
 pub mod server;
 pub mod session;

@@ -7,6 +7,7 @@ mod costs;
 mod events;
 mod labels;
 mod resp;
+mod schemes;
 mod store;
 mod trust;
 
@@ -16,7 +17,7 @@ pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
     Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
-    Reloaded, RespCommand, RespDrop, TierLabel, Unproven,
+    Reloaded, RespCommand, RespDrop, TierLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -24,6 +25,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 pub use resp::RespMetrics;
+pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
 pub use trust::TrustMetrics;
 
@@ -123,6 +125,8 @@ pub struct ServerMetrics {
     pub events: EventMetrics,
     /// What loading costs.
     pub costs: CostMetrics,
+    /// The index of hash schemes.
+    pub schemes: SchemeMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -164,6 +168,7 @@ impl ServerMetrics {
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
             costs: CostMetrics::register(registry),
+            schemes: SchemeMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);
