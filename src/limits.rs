@@ -56,6 +56,13 @@ pub const HTTP_CONNECTIONS_MAX: usize = 512;
 /// that idle ones cannot keep probes out.
 pub const HTTP_SILENCE_MAX: Duration = Duration::from_secs(30);
 
+/// How often the store is asked what has changed while anybody follows: what is told of a block is this
+/// late at most, and 64 locks taken so often cost nothing.
+pub const CHANGES_INTERVAL: Duration = Duration::from_millis(10);
+/// Keys that wait for one follower before it is told all again instead: 10 MiB, and a quarter of what the
+/// shards keep for the hub.
+pub const FOLLOWER_QUEUE_KEYS_MAX: usize = 262_144;
+
 /// Sessions of all clients.
 pub const SESSIONS_MAX: usize = 16_384;
 /// Puts of one session at a time. Each claims room in dram.

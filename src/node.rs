@@ -11,6 +11,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     auth::Bearer,
+    changes::Changes,
     events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
@@ -35,6 +36,8 @@ pub struct Node {
     pub members: Members,
     /// The store.
     pub stack: Stack,
+    /// What changes in it, for those who tell others.
+    pub changes: Changes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
     /// Who opened them.

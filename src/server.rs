@@ -34,6 +34,7 @@ use crate::{
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
+    changes::Changes,
     config::{Config, Events, Problems},
     events::subscribe::{self, Subscriptions},
     http, id,
@@ -182,6 +183,7 @@ impl Server {
         let node = Node {
             members: members(config, &name, grpc_at, bulk_port),
             name,
+            changes: Changes::new(stack.clone()),
             stack,
             namespaces,
             openers: Openers::default(),
@@ -387,6 +389,8 @@ impl Server {
         let tasks = &self.node.tasks;
         let (leases, stop) = (self.node.leases.clone(), tasks.stop_token());
         tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
+        let (changes, stop) = (self.node.changes.clone(), tasks.stop_token());
+        tasks.spawn_critical("changes", async move { changes.run(stop).await });
         let stack = self.node.stack.clone();
         if stack.has_tier(Tier::Nvme) {
             let (stack, stop) = (stack.clone(), tasks.stop_token());

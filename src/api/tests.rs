@@ -28,6 +28,7 @@ use tonic::{
 use super::*;
 use crate::{
     auth::Gate,
+    changes::Changes,
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
@@ -59,6 +60,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     Node {
         name: "test".to_owned(),
         members: Members::default(),
+        changes: Changes::new(stack.clone()),
         stack,
         namespaces,
         openers: Openers::default(),

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     block::BlockKey,
     dram::Payload,
-    event::{EventRing, TierEvent},
+    event::{Drained, EventRing, TierEvent},
     evict::{EntryId, Eviction, Lru},
     tier::Tier,
 };
@@ -278,7 +278,21 @@ impl Shard {
 
     /// Attaches what is known of a block's place in its chain.
     pub(crate) fn describe(&mut self, id: EntryId, description: Described) {
+        let readable = self.get(id).filter(|entry| entry.hottest().is_some());
+        if let Some(key) = readable.map(|entry| entry.key)
+            && self.descriptions.get(&id) != Some(&description)
+        {
+            self.events.push(TierEvent::Described { key });
+        }
         self.descriptions.insert(id, description);
+    }
+
+    /// Takes what is to be told to `feed`.
+    pub(crate) fn drain_events(&mut self, feed: u64) -> Drained {
+        match self.events.take(feed) {
+            Some(events) => Drained::Events(events),
+            None => Drained::Resync(self.readable()),
+        }
     }
 
     /// What is known of a block's place in its chain.
