@@ -36,7 +36,10 @@ use crate::{
     bulk::{self, Bulk},
     changes::Changes,
     config::{Config, Events, Problems},
-    events::subscribe::{self, Subscriptions},
+    events::{
+        publish::{self, Publishers},
+        subscribe::{self, Subscriptions},
+    },
     http, id,
     identity_file::{self, IdentityError},
     lease::LeaseLimits,
@@ -112,6 +115,7 @@ pub struct Server {
     addresses: Addresses,
     drain_grace: Duration,
     events: Events,
+    publishers: Publishers,
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
     bulk: Vec<bulk::Listener>,
@@ -165,6 +169,9 @@ impl Server {
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
+        let publishers = publish::bind(config).await.map_err(|(address, source)| {
+            ServeError::Listen { key: "events.publish", address, source }
+        })?;
         let tier_metrics = TierMetrics::register(&mut registry);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
@@ -200,6 +207,7 @@ impl Server {
             addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
             drain_grace: config.server.drain_grace.0,
             events: config.events.clone(),
+            publishers,
             grpc: Some(grpc),
             http: Some(http),
             bulk,
@@ -270,6 +278,8 @@ impl Server {
             resp::start(listener, node, self.calls.clone(), gate);
         }
         subscribe::start(&self.events, &self.node);
+        let publishers = std::mem::take(&mut self.publishers);
+        publish::start(publishers, &self.node, Arc::new(publish::AlwaysWell));
         self.starting = None;
         let Addresses { grpc, http, bulk, resp } = self.addresses;
         info!(%grpc, %http, ?bulk, ?resp, node = self.node.name, "listening");

@@ -25,11 +25,7 @@ use crate::metrics::TierLabel;
 /// A tier in metrics.
 #[must_use]
 pub(crate) fn tier_label(tier: Tier) -> TierLabel {
-    match tier {
-        Tier::Dram => TierLabel::Dram,
-        Tier::Nvme => TierLabel::Nvme,
-        Tier::Object => TierLabel::Object,
-    }
+    tier.into()
 }
 
 /// A count on the wire; counts are bounded far below.

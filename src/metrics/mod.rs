@@ -5,6 +5,7 @@
 
 mod events;
 mod labels;
+mod publish;
 mod resp;
 mod store;
 mod trust;
@@ -14,13 +15,14 @@ use std::time::Duration;
 pub use events::EventMetrics;
 pub use labels::{
     Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
-    RespCommand, RespDrop, TierLabel, Unproven,
+    RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
+pub use publish::{Part, PublishMetrics, Shown};
 pub use resp::RespMetrics;
 pub use store::StoreGauges;
 pub use trust::TrustMetrics;
@@ -119,6 +121,8 @@ pub struct ServerMetrics {
     pub resp: RespMetrics,
     /// The events of engines.
     pub events: EventMetrics,
+    /// What routers are told.
+    pub publish: PublishMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -159,6 +163,7 @@ impl ServerMetrics {
             trust: TrustMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
+            publish: PublishMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

@@ -141,6 +141,16 @@ impl Announcer {
         all.for_each(|key| self.changed(key));
     }
 
+    /// Forgets what was to be said: nobody listens. What was said stays written down.
+    pub(super) fn pause(&mut self) {
+        if !self.is_dirty.is_empty() || !self.pending.is_empty() {
+            self.dirty = VecDeque::new();
+            self.is_dirty = HashSet::new();
+            self.pending = HashMap::new();
+            self.waiting = HashMap::new();
+        }
+    }
+
     /// Whether there is something to be said, or to be looked at.
     pub(super) fn is_busy(&self) -> bool {
         !self.leaving.is_empty() || !self.dirty.is_empty()
@@ -315,7 +325,9 @@ impl Announcer {
             nodes.push(node);
             let children = self.waiting.get(&key).into_iter().flatten();
             let children = children.map(|hash| BlockKey { hash: *hash, ..key });
-            next.extend(children.filter(|child| seen.insert(*child)).map(|child| (child, Some(place))));
+            next.extend(
+                children.filter(|child| seen.insert(*child)).map(|child| (child, Some(place))),
+            );
         }
         nodes
     }

@@ -259,8 +259,7 @@ mod tests {
 
     #[test]
     fn a_stored_chain_has_these_bytes_for_dynamo() {
-        let golden = hex(
-            "93 cb 3ff8000000000000 91
+        let golden = hex("93 cb 3ff8000000000000 91
              89 a4 74797065 ab 426c6f636b53746f726564
              ac 626c6f636b5f686173686573 92 cf 0000000000000005 cf ffffffffffffffff
              b1 706172656e745f626c6f636b5f68617368 c0
@@ -270,9 +269,11 @@ mod tests {
              a6 6d656469756d a4 4449534b
              a9 6c6f72615f6e616d65 c0
              aa 65787472615f6b657973 c0
-             03",
-        );
-        assert_eq!(batch(DYNAMO, 1.5, &[Event::Stored(stored())], 3), golden);
+             03");
+        let bytes = batch(DYNAMO, 1.5, &[Event::Stored(stored())], 3);
+        assert_eq!(bytes, golden);
+        // Which is read where engines are listened to.
+        assert_eq!(bytes, include_bytes!("../subscribe/corpus/good-published-for-dynamo"));
     }
 
     #[test]
@@ -284,8 +285,7 @@ mod tests {
             tier: Tier::Dram,
             ..stored()
         };
-        let golden = hex(
-            "93 cb 3ff8000000000000 91
+        let golden = hex("93 cb 3ff8000000000000 91
              8a a4 74797065 ab 426c6f636b53746f726564
              ac 626c6f636b5f686173686573 92 cf 0000000000000005 cf ffffffffffffffff
              b1 706172656e745f626c6f636b5f68617368 cf 0000000000000006
@@ -296,40 +296,39 @@ mod tests {
              a9 6c6f72615f6e616d65 a7 61646170746572
              aa 65787472615f6b657973 c0
              aa 63616368655f73616c74 a1 73
-             00",
-        );
-        assert_eq!(batch(LLM_D, 1.5, &[Event::Stored(event.clone())], 0), golden);
+             00");
+        let bytes = batch(LLM_D, 1.5, &[Event::Stored(event.clone())], 0);
+        assert_eq!(bytes, golden);
+        assert_eq!(bytes, include_bytes!("../subscribe/corpus/good-published-for-llm-d"));
         let root = Stored { parent: None, ..event };
-        let golden = hex(
-            "93 cb 3ff8000000000000 91
+        let golden = hex("93 cb 3ff8000000000000 91
              99 ab 426c6f636b53746f726564
              92 cf 0000000000000005 cf ffffffffffffffff
              c0
              94 01 02 cc80 ce 00011170
              02 c0 a4 6472616d a7 61646170746572
              92 91 a1 73 c0
-             00",
-        );
+             00");
         let places = Dialect { map: false, ..LLM_D };
-        assert_eq!(batch(places, 1.5, &[Event::Stored(root)], 0), golden);
+        let bytes = batch(places, 1.5, &[Event::Stored(root)], 0);
+        assert_eq!(bytes, golden);
+        assert_eq!(bytes, include_bytes!("../subscribe/corpus/good-published-by-place"));
     }
 
     #[test]
     fn what_was_removed_has_these_bytes() {
         let removed = [Event::Removed { tier: Tier::Object, hashes: vec![5] }];
-        let named = hex(
-            "93 cb 3ff8000000000000 91
+        let named = hex("93 cb 3ff8000000000000 91
              83 a4 74797065 ac 426c6f636b52656d6f766564
              ac 626c6f636b5f686173686573 91 cf 0000000000000005
              a6 6d656469756d a8 45585445524e414c
-             00",
-        );
-        assert_eq!(batch(DYNAMO, 1.5, &removed, 0), named);
-        let placed = hex(
-            "93 cb 3ff8000000000000 91
+             00");
+        let bytes = batch(DYNAMO, 1.5, &removed, 0);
+        assert_eq!(bytes, named);
+        assert_eq!(bytes, include_bytes!("../subscribe/corpus/good-published-removed"));
+        let placed = hex("93 cb 3ff8000000000000 91
              93 ac 426c6f636b52656d6f766564 91 cf 0000000000000005 a6 6f626a656374
-             00",
-        );
+             00");
         assert_eq!(batch(Dialect { map: false, ..LLM_D }, 1.5, &removed, 0), placed);
     }
 

@@ -13,19 +13,14 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::{
-    io::AsyncWriteExt,
-    net::tcp::OwnedWriteHalf,
-    sync::Notify,
-    time::timeout,
-};
+use tokio::{io::AsyncWriteExt, net::tcp::OwnedWriteHalf, sync::Notify, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use crate::{
     events::zmtp::{Connection, Heard, Receiver, pong},
     limits::{
-        PUBLISH_PEERS_MAX, PUBLISH_PREFIXES_MAX, PUBLISH_PREFIX_BYTES_MAX, PUBLISH_QUEUE_BYTES_MAX,
+        PUBLISH_PEERS_MAX, PUBLISH_PREFIX_BYTES_MAX, PUBLISH_PREFIXES_MAX, PUBLISH_QUEUE_BYTES_MAX,
         PUBLISH_WRITE_DEADLINE,
     },
 };
@@ -42,6 +37,8 @@ struct Shared {
     peers: Mutex<Vec<Arc<Peer>>>,
     /// Somebody has begun to listen.
     arrived: AtomicBool,
+    /// Somebody has missed batches that are not kept any more.
+    missed: AtomicBool,
     /// Somebody was cut off because it was too slow.
     cut: AtomicBool,
     wake: Arc<Notify>,
@@ -88,6 +85,7 @@ impl Peers {
             topic: topic.as_bytes().into(),
             peers: Mutex::default(),
             arrived: AtomicBool::new(false),
+            missed: AtomicBool::new(false),
             cut: AtomicBool::new(false),
             wake,
         };
@@ -107,6 +105,17 @@ impl Peers {
     /// Whether somebody has begun to listen since the last call.
     pub(super) fn take_arrived(&self) -> bool {
         self.shared.arrived.swap(false, Ordering::AcqRel)
+    }
+
+    /// Somebody has missed batches that are not kept any more.
+    pub(super) fn has_missed(&self) {
+        self.shared.missed.store(true, Ordering::Release);
+        self.shared.wake.notify_one();
+    }
+
+    /// Whether somebody has, since the last call.
+    pub(super) fn take_missed(&self) -> bool {
+        self.shared.missed.swap(false, Ordering::AcqRel)
     }
 
     /// Whether somebody was cut off since the last call.
@@ -164,8 +173,9 @@ impl Peers {
                 Heard::Message(frames) => {
                     let [frame] = frames.as_slice() else { return };
                     match frame.split_first() {
-                        Some((1, prefix)) if prefixes.len() < PUBLISH_PREFIXES_MAX
-                            && prefix.len() <= PUBLISH_PREFIX_BYTES_MAX =>
+                        Some((1, prefix))
+                            if prefixes.len() < PUBLISH_PREFIXES_MAX
+                                && prefix.len() <= PUBLISH_PREFIX_BYTES_MAX =>
                         {
                             prefixes.push(prefix.to_vec());
                         }
@@ -175,7 +185,10 @@ impl Peers {
                         }
                         _ => return,
                     }
-                    self.subscribe(peer, prefixes.iter().any(|prefix| self.topic().starts_with(prefix)));
+                    self.subscribe(
+                        peer,
+                        prefixes.iter().any(|prefix| self.topic().starts_with(prefix)),
+                    );
                 }
             }
         }

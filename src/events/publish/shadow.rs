@@ -104,7 +104,8 @@ impl Shadow {
             known.parent = parent;
             self.announced += 1;
             if let Some(parent) = parent {
-                let parent = self.known.entry(parent).or_insert(Known { namespace, ..Known::default() });
+                let parent =
+                    self.known.entry(parent).or_insert(Known { namespace, ..Known::default() });
                 parent.children = parent.children.saturating_add(1);
             }
         }
@@ -132,7 +133,10 @@ impl Shadow {
     pub(super) fn take(&mut self) -> Vec<(u64, TierSet)> {
         self.announced = 0;
         let known = std::mem::take(&mut self.known).into_iter();
-        known.map(|(hash, known)| (hash, known.tiers)).filter(|(_, tiers)| !tiers.is_empty()).collect()
+        known
+            .map(|(hash, known)| (hash, known.tiers))
+            .filter(|(_, tiers)| !tiers.is_empty())
+            .collect()
     }
 
     fn drop_unused(&mut self, hash: u64) {

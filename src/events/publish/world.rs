@@ -29,10 +29,6 @@ impl World {
         self.places.keys().copied()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.places.len()
-    }
-
     /// Takes what has happened in a shard; `changed` is told of every block that it was about.
     pub(super) fn apply(
         &mut self,
@@ -41,16 +37,20 @@ impl World {
         mut changed: impl FnMut(BlockKey),
     ) {
         for event in events {
+            let (TierEvent::Stored { key, .. }
+            | TierEvent::Removed { key, .. }
+            | TierEvent::Described { key }) = *event;
             match *event {
-                TierEvent::Stored { key, tier } => self.add(shard, key, TierSet::of(tier)),
-                TierEvent::Removed { key, tier } => self.remove(&key, TierSet::of(tier)),
+                TierEvent::Stored { tier, .. } => self.add(shard, key, TierSet::of(tier)),
+                TierEvent::Removed { tier, .. } => self.remove(&key, TierSet::of(tier)),
                 TierEvent::Described { .. } => {}
             }
-            changed(event.key());
+            changed(key);
         }
     }
 
-    /// Takes all that a shard has; `changed` is told of every block that is somewhere else than it was.
+    /// Takes all that a shard has; `changed` is told of every block of it: more may be known of those, too, that
+    /// are where they were.
     pub(super) fn replace(
         &mut self,
         shard: usize,
@@ -63,7 +63,8 @@ impl World {
             *known = known.with(TierSet::of(*tier));
         }
         if self.counts.get(shard).is_some_and(|count| *count > 0) {
-            let of_shard = self.places.iter().filter(|(_, place)| usize::from(place.shard) == shard);
+            let of_shard =
+                self.places.iter().filter(|(_, place)| usize::from(place.shard) == shard);
             let gone = of_shard.filter(|(key, _)| !tiers.contains_key(key));
             let gone: Vec<_> = gone.map(|(key, place)| (*key, place.tiers)).collect();
             for (key, tiers) in gone {
@@ -76,8 +77,8 @@ impl World {
             if before != tiers {
                 self.remove(&key, before);
                 self.add(shard, key, tiers);
-                changed(key);
             }
+            changed(key);
         }
     }
 
@@ -135,12 +136,12 @@ mod tests {
         world.apply(3, &events, |key| changed.push(key));
         assert_eq!(changed, [key(3), key(1), key(2), key(2)]);
         assert_eq!(world.tiers(&key(1)), TierSet::of(nvme));
-        assert_eq!((world.tiers(&key(2)), world.len()), (TierSet::NONE, 3));
+        assert_eq!((world.tiers(&key(2)), world.keys().count()), (TierSet::NONE, 3));
         let mut changed = Vec::new();
         world.replace(3, &[(key(1), nvme), (key(4), dram)], |key| changed.push(key));
         changed.sort();
-        assert_eq!(changed, [key(3), key(4)]);
-        assert_eq!(world.len(), 3);
+        assert_eq!(changed, [key(1), key(3), key(4)]);
+        assert_eq!(world.keys().count(), 3);
         world.replace(3, &[], |_| {});
         assert_eq!(world.keys().collect::<Vec<_>>(), [key(9)]);
     }

@@ -33,12 +33,10 @@ use self::{
 };
 use crate::{
     config::{EventSource, Events},
+    events::FIRST_BITS,
     limits::EVENT_BLOCKS_MAX,
     node::Node,
 };
-
-/// Engines that take the first bits of a hash for a number; all others take the last ones.
-const FIRST_BITS: &str = "sglang";
 
 /// What engines have told; nothing where none is listened to. Clones share it.
 #[derive(Debug, Clone, Default)]
