@@ -5,6 +5,7 @@
 //! The store is [`kvstrata_tiers`], the contract [`kvstrata_proto`]; only `api::convert` knows both.
 
 pub mod addresses;
+pub mod advice;
 pub mod api;
 pub mod auth;
 pub mod budget;
@@ -15,6 +16,7 @@ pub mod client;
 pub mod config;
 #[cfg(test)]
 mod corpus_tests;
+pub mod costs;
 mod events;
 mod flow;
 pub mod http;

@@ -30,12 +30,14 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
+    addresses::{Addresses, host_name, listen, listen_bulk, listen_resp, members, node_name},
+    advice::Advice,
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
     changes::Changes,
     config::{Config, Events, Problems},
+    costs::{Costs, Place},
     events::{
         publish::{self, Publishers},
         subscribe::{self, Subscriptions},
@@ -189,11 +191,13 @@ impl Server {
         let leases = leases(lease_limits(config, &budget), &server_metrics, &stack);
         let node = Node {
             members: members(config, &name, grpc_at, bulk_port),
-            name,
             changes: Changes::new(stack.clone()),
+            costs: Costs::new(stack.clone(), place(config), server_metrics.costs.clone()),
+            name,
             stack,
             namespaces,
             openers: Openers::default(),
+            advice: Advice::new()?,
             told: Subscriptions::new(&config.events),
             sessions: Sessions::new(leases.clone(), server_metrics.clone()),
             leases,
@@ -279,7 +283,7 @@ impl Server {
         }
         subscribe::start(&self.events, &self.node);
         let publishers = std::mem::take(&mut self.publishers);
-        publish::start(publishers, &self.node, Arc::new(publish::AlwaysWell));
+        publish::start(publishers, &self.node);
         self.starting = None;
         let Addresses { grpc, http, bulk, resp } = self.addresses;
         info!(%grpc, %http, ?bulk, ?resp, node = self.node.name, "listening");
@@ -331,6 +335,10 @@ impl Server {
             .add_service(Guarded::new(
                 Framed::new(Arc::clone(&self.node), self.calls.clone()),
                 gate.clone(),
+            ))
+            .add_service(Guarded::new(
+                api::router::service(Arc::clone(&self.node), self.calls.clone()),
+                gate.clone(),
             ));
         let open = self.node.metrics.connections.clone();
         let entry = self.trust.entry(Door::Grpc, incoming::plain_answer());
@@ -381,7 +389,8 @@ impl Server {
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
         let refresh = move || gauges.show(&stack);
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
-        let pages = http::router(self.readiness.clone(), registry, gate, refresh);
+        let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());
+        let pages = http::router(self.readiness.clone(), registry, gate, refresh, routers);
         let entry = self.trust.entry(Door::Http, http::plain_answer());
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
@@ -477,6 +486,13 @@ fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, ServeError> {
     let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
     let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
     Ok(shown.transpose()?)
+}
+
+/// Where this node is, for those who are told what loading from it costs.
+fn place(config: &Config) -> Place {
+    let Config { server, node, .. } = config;
+    let shared_memory = server.shared_memory && server.bulk_unix.given().is_some();
+    Place { node: host_name(config), zone: node.zone.clone(), shared_memory }
 }
 
 /// No leases yet; what they hold is given back to the store.

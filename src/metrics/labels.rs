@@ -119,6 +119,22 @@ label_values! {
         Remove = "remove",
         /// Stats.
         Stats = "stats",
+        /// A router's lookup.
+        RouterLookup = "router_lookup",
+        /// A router's score.
+        RouterScore = "router_score",
+        /// A router that follows what is where.
+        RouterWatch = "router_watch",
+        /// A router that follows what loading costs.
+        RouterWatchTiers = "router_watch_tiers",
+        /// Loads that a router expects.
+        RouterReserve = "router_reserve",
+        /// The end of such.
+        RouterRelease = "router_release",
+        /// How long loads took.
+        RouterReport = "router_report",
+        /// Which blocks there are, asked as Dynamo does.
+        CheckBlocks = "check_blocks",
     }
 }
 
@@ -281,5 +297,15 @@ label_values! {
         Subscribed = "subscribed",
         /// It has missed batches that are not kept any more.
         Missed = "missed",
+    }
+}
+
+label_values! {
+    /// Who tells how long a load took that was estimated.
+    Judge {
+        /// This node, of its own gets.
+        Node = "node",
+        /// A router or an engine, by a report.
+        Report = "report",
     }
 }

@@ -3,6 +3,7 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod costs;
 mod events;
 mod labels;
 mod publish;
@@ -12,10 +13,11 @@ mod trust;
 
 use std::time::Duration;
 
+pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
-    RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel, Unproven,
+    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
+    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -123,6 +125,8 @@ pub struct ServerMetrics {
     pub events: EventMetrics,
     /// What routers are told.
     pub publish: PublishMetrics,
+    /// What loading costs.
+    pub costs: CostMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -164,6 +168,7 @@ impl ServerMetrics {
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
             publish: PublishMetrics::register(registry),
+            costs: CostMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

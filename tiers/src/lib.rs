@@ -24,6 +24,7 @@ pub mod metrics;
 pub mod namespace;
 pub mod nvme;
 pub mod object;
+pub mod rate;
 mod seldom;
 pub mod shared;
 pub mod stack;

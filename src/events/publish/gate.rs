@@ -10,30 +10,31 @@ use kvstrata_tiers::tier::Tier;
 use tokio::time::Instant;
 
 use super::{announce::Gates, shadow::index};
-use crate::limits::PUBLISH_WITHDRAW_AFTER;
+use crate::{
+    costs::{Costs, TierState},
+    limits::PUBLISH_WITHDRAW_AFTER,
+};
 
 /// How a tier is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TierHealth {
+pub(super) struct TierHealth {
     /// It answers as it should.
-    pub(crate) well: bool,
+    pub(super) well: bool,
     /// From how many blocks on loading takes less time than computing; none if that is not known.
-    pub(crate) break_even_blocks: Option<u32>,
+    pub(super) break_even_blocks: Option<u32>,
 }
 
 /// Knows how the tiers are.
-pub(crate) trait Health: Send + Sync + std::fmt::Debug {
+pub(super) trait Health {
     /// How this one is now. Asked twice a second.
     fn of(&self, tier: Tier) -> TierHealth;
 }
 
-/// What is known where nothing is measured.
-#[derive(Debug)]
-pub(crate) struct AlwaysWell;
-
-impl Health for AlwaysWell {
-    fn of(&self, _tier: Tier) -> TierHealth {
-        TierHealth { well: true, break_even_blocks: None }
+/// From how many blocks on loading pays depends on how fast engines compute, which is not known here: that is
+/// for the configuration to say.
+impl Health for Costs {
+    fn of(&self, tier: Tier) -> TierHealth {
+        TierHealth { well: self.state(tier) == TierState::Ok, break_even_blocks: None }
     }
 }
 
@@ -94,7 +95,6 @@ mod tests {
 
     use super::*;
 
-    #[derive(Debug)]
     struct Disk(AtomicBool);
 
     impl Health for Disk {

@@ -39,7 +39,6 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-pub(crate) use gate::{AlwaysWell, Health};
 use tokio::{
     io::AsyncWriteExt,
     net::TcpListener,
@@ -116,12 +115,12 @@ async fn bind_one(address: SocketAddr) -> Result<TcpListener, (SocketAddr, io::E
     TcpListener::bind(address).await.map_err(|error| (address, error))
 }
 
-/// Publishes until the tasks of the node should end; `health` knows how the tiers are.
-pub(crate) fn start(publishers: Publishers, node: &Arc<Node>, health: Arc<dyn Health>) {
+/// Publishes until the tasks of the node should end.
+pub(crate) fn start(publishers: Publishers, node: &Arc<Node>) {
     if publishers.targets.is_empty() {
         return;
     }
-    let publishing = Publisher::new(publishers, Arc::clone(node), health);
+    let publishing = Publisher::new(publishers, Arc::clone(node));
     let stop = node.tasks.stop_token();
     // What is noted is written to disk, and a resync takes a core for a while.
     node.tasks.spawn_thread_critical("router events", async move {
@@ -132,7 +131,6 @@ pub(crate) fn start(publishers: Publishers, node: &Arc<Node>, health: Arc<dyn He
 /// The one task.
 struct Publisher {
     node: Arc<Node>,
-    health: Arc<dyn Health>,
     metrics: PublishMetrics,
     folder: Option<PathBuf>,
     /// Targets of whoever opens namespaces.
@@ -144,11 +142,10 @@ struct Publisher {
 }
 
 impl Publisher {
-    fn new(publishers: Publishers, node: Arc<Node>, health: Arc<dyn Health>) -> Self {
+    fn new(publishers: Publishers, node: Arc<Node>) -> Self {
         let mut publisher = Self {
             metrics: node.metrics.publish.clone(),
             node,
-            health,
             folder: publishers.folder,
             open_to_all: Vec::new(),
             targets: Vec::new(),
@@ -229,7 +226,7 @@ impl Publisher {
                 }
             }
         }
-        self.wards.look(&*self.health, Instant::now());
+        self.wards.look(&self.node.costs, Instant::now());
         for target in &mut self.targets {
             let gates = self.wards.gates(target.from_blocks());
             target.look(&self.node, &self.world, gates);

@@ -342,6 +342,26 @@ impl NamespaceTable {
         self.interned.read().by_index.get(usize::try_from(index).ok()?).cloned()
     }
 
+    /// The tenant's namespaces of this model, in the order in which they were opened or restored.
+    #[must_use]
+    pub fn of_model(&self, tenant: &str, model: &str) -> Vec<Arc<Namespace>> {
+        self.which(|namespace| match namespace.spec() {
+            NamespaceSpec::Engine(identity) => identity.model == model && identity.tenant == tenant,
+            NamespaceSpec::Opaque { .. } => false,
+        })
+    }
+
+    /// All namespaces of the tenant, in that order.
+    #[must_use]
+    pub fn of_tenant(&self, tenant: &str) -> Vec<Arc<Namespace>> {
+        self.which(|namespace| namespace.tenant() == tenant)
+    }
+
+    fn which(&self, is_meant: impl Fn(&Namespace) -> bool) -> Vec<Arc<Namespace>> {
+        let interned = self.interned.read();
+        interned.by_index.iter().filter(|namespace| is_meant(namespace)).cloned().collect()
+    }
+
     /// All namespaces, in the order in which they were opened or restored.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<Namespace>> {
