@@ -20,6 +20,7 @@ use crate::{
     members::Members,
     metrics::ServerMetrics,
     openers::Openers,
+    schemes::Schemes,
     session::{Session, SessionTable},
     tasks::Tasks,
 };
@@ -42,6 +43,8 @@ pub struct Node {
     pub changes: Changes,
     /// What loading from it costs.
     pub costs: Costs,
+    /// The names that others have for its blocks.
+    pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
     /// Who opened them.

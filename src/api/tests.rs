@@ -38,6 +38,7 @@ use crate::{
     metrics::ServerMetrics,
     node::{Leases, Sessions},
     openers::Openers,
+    schemes::Schemes,
     tasks::Tasks,
 };
 
@@ -64,6 +65,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         members: Members::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), Place::default(), metrics.costs.clone()),
+        schemes: Schemes::new(1 << 20, metrics.schemes.clone()),
         stack,
         namespaces,
         openers: Openers::default(),

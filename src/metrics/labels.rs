@@ -27,6 +27,16 @@ impl From<Tier> for TierLabel {
 }
 
 label_values! {
+    /// Why a block has no name in a hash scheme.
+    UnindexedLabel {
+        /// The index takes all the memory that it may.
+        Full = "full",
+        /// The engine's hash is of more than the block's tokens.
+        Unlike = "unlike",
+    }
+}
+
+label_values! {
     /// What a lookup said about a block: the decision, not a later delivery.
     Answer {
         /// In the prefix, in dram.

@@ -8,6 +8,7 @@ mod events;
 mod labels;
 mod publish;
 mod resp;
+mod schemes;
 mod store;
 mod trust;
 
@@ -17,7 +18,8 @@ pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
     Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
-    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel, Unproven,
+    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
+    UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -26,6 +28,7 @@ use prometheus_client::{
 };
 pub use publish::{Part, PublishMetrics, Shown};
 pub use resp::RespMetrics;
+pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
 pub use trust::TrustMetrics;
 
@@ -127,6 +130,8 @@ pub struct ServerMetrics {
     pub publish: PublishMetrics,
     /// What loading costs.
     pub costs: CostMetrics,
+    /// The index of hash schemes.
+    pub schemes: SchemeMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -169,6 +174,7 @@ impl ServerMetrics {
             events: EventMetrics::register(registry),
             publish: PublishMetrics::register(registry),
             costs: CostMetrics::register(registry),
+            schemes: SchemeMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

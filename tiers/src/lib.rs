@@ -10,6 +10,7 @@
 pub mod admission;
 pub mod block;
 pub mod checksum;
+mod description;
 pub mod dram;
 pub mod error;
 pub mod event;

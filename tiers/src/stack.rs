@@ -64,8 +64,9 @@ pub use self::{
     piece::{Filled, Piece, PutOutcome, Span},
     promotions::Promotions,
     put::PutBatch,
-    verbs::{Chain, Description, Prefetch, Usage},
+    verbs::{Chain, Prefetch, Usage},
 };
+pub use crate::description::Description;
 use crate::{
     block::{BlockHash, BlockKey, Hashes},
     dram::Pool,
