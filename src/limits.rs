@@ -207,8 +207,14 @@ pub const PUBLISH_BACKLOG_BYTES: usize = 4 * MIB;
 pub const PUBLISH_WRITE_DEADLINE: Duration = Duration::from_secs(5);
 /// Batches that are kept to be sent again, as engines keep them, and their bytes.
 pub const PUBLISH_KEPT_BATCHES: usize = 10_000;
-/// See [`PUBLISH_KEPT_BATCHES`]: 160,000 blocks.
-pub const PUBLISH_KEPT_BYTES: usize = 16 * MIB;
+/// All that is kept together may take 1 / this of what is there for events.
+pub const PUBLISH_KEPT_SHARE_DIVISOR: u64 = 4;
+/// And what is known of blocks another 1 / this of it: 80 bytes each.
+pub const PUBLISH_WORLD_SHARE_DIVISOR: u64 = 4;
+/// Bytes for each block that one target was told of: its entry, and its places in lists now and then.
+pub const PUBLISH_ENTRY_BYTES: u64 = 128;
+/// Workers that are expected where they are not named: more of them are told of fewer blocks.
+pub const PUBLISH_WORKERS_EXPECTED: u64 = 8;
 /// Blocks that a target is told of before the others have their turn: a millisecond or two.
 pub const PUBLISH_STEP_BLOCKS: usize = 4096;
 /// Events of one batch, and its blocks: about 100 kB.

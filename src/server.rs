@@ -165,9 +165,10 @@ impl Server {
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
-        let publishers = publish::bind(config).await.map_err(|(address, source)| {
-            ServeError::Listen { key: "events.publish", address, source }
-        })?;
+        let publishers =
+            publish::bind(config, budget.events).await.map_err(|(address, source)| {
+                ServeError::Listen { key: "events.publish", address, source }
+            })?;
         let tier_metrics = TierMetrics::register(&mut registry);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {

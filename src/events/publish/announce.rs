@@ -11,6 +11,9 @@
 //! announced stays so when a block before it leaves: routers stop at the gap by themselves, and it counts
 //! again when the gap is filled.
 //!
+//! There is a limit to what one router is told: what is over it is not announced, until it changes when there is
+//! room again.
+//!
 //! A tier may ask for a length ([`Gates`]): a chain is announced on it from so many blocks on, or as the
 //! continuation of what is announced on it.
 //!
@@ -82,6 +85,8 @@ pub(super) type Gates = [Option<u32>; 3];
 /// What one router is told.
 #[derive(Debug, Default)]
 pub(super) struct Announcer {
+    /// Blocks that may be announced or wait.
+    most: usize,
     scope: HashMap<u32, Terms>,
     shadow: Shadow,
     /// What is to be withdrawn before anything else is said.
@@ -109,9 +114,9 @@ struct Node {
 }
 
 impl Announcer {
-    /// One that has told all this before, in another life.
-    pub(super) fn new(told: Vec<(u64, TierSet)>) -> Self {
-        Self { leaving: told, ..Self::default() }
+    /// One that has told all this before, in another life, and may announce so many blocks.
+    pub(super) fn new(told: Vec<(u64, TierSet)>, most: usize) -> Self {
+        Self { leaving: told, most, ..Self::default() }
     }
 
     /// What is announced of a namespace from now on; returns whether that is another thing than before. If it
@@ -210,6 +215,10 @@ impl Announcer {
         }
         self.stop_waiting(&key);
         if wanted.without(announced).is_empty() || self.shadow.is_taken(key.namespace, hash) {
+            return false;
+        }
+        let is_new = announced.is_empty();
+        if is_new && self.shadow.len() + self.pending.len() >= self.most {
             return false;
         }
         let Some(described) = blocks.described(&key) else { return false };

@@ -34,7 +34,6 @@ mod world;
 use std::{
     io,
     net::SocketAddr,
-    path::PathBuf,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -49,7 +48,7 @@ use tracing::{debug, info, warn};
 
 use self::{
     gate::Wards,
-    target::{Door, Target},
+    target::{Door, Room, Target},
     world::World,
 };
 use crate::{
@@ -57,8 +56,9 @@ use crate::{
     config::{Auto, Config, EventTarget, Maybe, Router},
     events::zmtp::{Connection, Heard, Kind, message, pong},
     limits::{
-        EVENT_RETRY, PUBLISH_LOOK_INTERVAL, PUBLISH_PEERS_MAX, PUBLISH_TARGETS_MAX,
-        PUBLISH_WRITE_DEADLINE,
+        EVENT_RETRY, PUBLISH_ENTRY_BYTES, PUBLISH_KEPT_SHARE_DIVISOR, PUBLISH_LOOK_INTERVAL,
+        PUBLISH_PEERS_MAX, PUBLISH_TARGETS_MAX, PUBLISH_WORKERS_EXPECTED,
+        PUBLISH_WORLD_SHARE_DIVISOR, PUBLISH_WRITE_DEADLINE,
     },
     metrics::PublishMetrics,
     node::Node,
@@ -71,7 +71,7 @@ const STATE: &str = "kvstrata-events";
 #[derive(Debug, Default)]
 pub(crate) struct Publishers {
     targets: Vec<(EventTarget, Option<Listening>)>,
-    folder: Option<PathBuf>,
+    room: Room,
 }
 
 /// What listens for the routers of one target.
@@ -81,11 +81,14 @@ struct Listening {
     replay: Option<TcpListener>,
 }
 
-/// Listens where the configuration says.
+/// Listens where the configuration says; `bytes` are there for all that is kept.
 ///
 /// # Errors
 /// The address that cannot be listened on, and why.
-pub(crate) async fn bind(config: &Config) -> Result<Publishers, (SocketAddr, io::Error)> {
+pub(crate) async fn bind(
+    config: &Config,
+    bytes: u64,
+) -> Result<Publishers, (SocketAddr, io::Error)> {
     let events = &config.events;
     let wishes = events.publish.given().map_or(&[][..], |targets| &targets.0);
     let mut targets = Vec::new();
@@ -108,7 +111,20 @@ pub(crate) async fn bind(config: &Config) -> Result<Publishers, (SocketAddr, io:
         Auto::Given(Maybe::None) => None,
         Auto::Given(Maybe::Given(path)) => Some(path.0.clone()),
     };
-    Ok(Publishers { targets, folder })
+    Ok(Publishers { room: Room { folder, ..room(&targets, bytes) }, targets })
+}
+
+/// What each target may take.
+fn room(targets: &[(EventTarget, Option<Listening>)], bytes: u64) -> Room {
+    let expected = targets.iter().map(|(wish, _)| match (&wish.router, &wish.worker) {
+        (Router::LlmD { .. }, None) => PUBLISH_WORKERS_EXPECTED,
+        (Router::LlmD { .. } | Router::Dynamo { .. }, _) => 1,
+    });
+    let expected = expected.sum::<u64>().max(1);
+    let kept = bytes / PUBLISH_KEPT_SHARE_DIVISOR;
+    let entries = bytes - kept - bytes / PUBLISH_WORLD_SHARE_DIVISOR;
+    let each = |bytes: u64| usize::try_from(bytes / expected).unwrap_or(usize::MAX);
+    Room { folder: None, kept_bytes: each(kept), blocks: each(entries / PUBLISH_ENTRY_BYTES) }
 }
 
 async fn bind_one(address: SocketAddr) -> Result<TcpListener, (SocketAddr, io::Error)> {
@@ -132,7 +148,7 @@ pub(crate) fn start(publishers: Publishers, node: &Arc<Node>) {
 struct Publisher {
     node: Arc<Node>,
     metrics: PublishMetrics,
-    folder: Option<PathBuf>,
+    room: Room,
     /// Targets of whoever opens namespaces.
     open_to_all: Vec<EventTarget>,
     targets: Vec<Target>,
@@ -146,7 +162,7 @@ impl Publisher {
         let mut publisher = Self {
             metrics: node.metrics.publish.clone(),
             node,
-            folder: publishers.folder,
+            room: publishers.room,
             open_to_all: Vec::new(),
             targets: Vec::new(),
             world: World::default(),
@@ -165,8 +181,7 @@ impl Publisher {
     }
 
     fn add(&mut self, wish: &EventTarget, worker: Option<String>, listening: Option<Listening>) {
-        let (folder, now) = (self.folder.as_deref(), now_millis());
-        let target = Target::new(wish, worker, folder, now, &self.metrics, &self.wake);
+        let target = Target::new(wish, worker, &self.room, now_millis(), &self.metrics, &self.wake);
         let (door, metrics) = (target.door.clone(), self.metrics.clone());
         self.targets.push(target);
         if let Router::LlmD { connect, .. } = &wish.router {

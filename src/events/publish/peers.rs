@@ -233,3 +233,80 @@ impl Drop for Leaving<'_> {
         self.shared.wake.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::events::zmtp::{Kind, message};
+
+    /// Somebody who connects to the peers' publisher, served by a task of the test.
+    async fn connect(peers: &Peers) -> Connection {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let accepting = async {
+            let (io, _) = listener.accept().await.unwrap();
+            Connection::accept(io, Kind::Publisher).await.unwrap()
+        };
+        let (ours, theirs) = tokio::join!(accepting, Connection::open(&address, Kind::Subscriber));
+        let peers = peers.clone();
+        #[expect(clippy::disallowed_methods, reason = "a test without a server has no tasks")]
+        drop(tokio::spawn(async move { peers.serve(ours).await }));
+        theirs.unwrap()
+    }
+
+    async fn until(condition: impl Fn() -> bool) {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn only_who_wants_the_topic_is_told_and_known_to_have_come() {
+        let peers = Peers::new("kv@pod@m", Arc::new(Notify::new()));
+        let mut theirs = connect(&peers).await;
+        theirs.send(&[b"\x01other"]).await.unwrap();
+        let mut ours = connect(&peers).await;
+        ours.send(&[b"\x01kv@"]).await.unwrap();
+        until(|| peers.listening() == 1).await;
+        assert!(peers.take_arrived() && !peers.take_arrived());
+        peers.publish(&message(&[peers.topic(), b"first"]).into());
+        assert_eq!(ours.receive().await.unwrap(), [&b"kv@pod@m"[..], b"first"]);
+        ours.send(&[b"\0kv@"]).await.unwrap();
+        until(|| peers.listening() == 0).await;
+        // Whoever comes again is told everything, too.
+        theirs.send(&[b"\x01"]).await.unwrap();
+        until(|| peers.listening() == 1).await;
+        assert!(peers.take_arrived());
+        peers.publish(&message(&[peers.topic(), b"second"]).into());
+        assert_eq!(theirs.receive().await.unwrap()[1], b"second");
+        drop((ours, theirs));
+        until(|| peers.shared.peers.lock().is_empty()).await;
+    }
+
+    #[tokio::test]
+    async fn whose_queue_is_full_is_cut_off_and_nobody_else() {
+        let peers = Peers::new("", Arc::new(Notify::new()));
+        let (mut still, mut moving) = (connect(&peers).await, connect(&peers).await);
+        for peer in [&mut still, &mut moving] {
+            peer.subscribe().await.unwrap();
+        }
+        until(|| peers.listening() == 2).await;
+        let large: Arc<[u8]> = message(&[b"", &[7; 1 << 20]]).into();
+        let mut told = 0;
+        while !peers.take_cut() {
+            assert!(told < 64, "64 MiB wait for somebody");
+            peers.publish(&large);
+            moving.receive().await.unwrap();
+            told += 1;
+        }
+        assert!(told > PUBLISH_QUEUE_BYTES_MAX >> 20, "{told}");
+        until(|| peers.listening() == 1).await;
+        peers.publish(&large);
+        moving.receive().await.unwrap();
+        assert!(peers.backlog() < 1 << 20);
+        let ended = async { while still.receive().await.is_ok() {} };
+        ended.await;
+    }
+}

@@ -1,6 +1,9 @@
 //! One router, or rather one worker of one router: what it is told, and those who listen.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use kvstrata_tiers::{block::BlockKey, stack::Stack};
 use parking_lot::Mutex;
@@ -23,7 +26,7 @@ use crate::{
     events::zmtp,
     limits::{
         PUBLISH_BACKLOG_BYTES, PUBLISH_BATCH_BLOCKS, PUBLISH_BATCH_EVENTS, PUBLISH_KEPT_BATCHES,
-        PUBLISH_KEPT_BYTES, PUBLISH_STEP_BLOCKS,
+        PUBLISH_STEP_BLOCKS,
     },
     metrics::{PublishMetrics, ResyncReason, RouterEvent, RouterLabel, Shown},
     node::Node,
@@ -49,6 +52,17 @@ pub(super) struct Target {
     shown: Shown,
     /// Shared with those who serve connections.
     pub(super) door: Door,
+}
+
+/// What one target may take.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Room {
+    /// Where it notes what it has said, if it does.
+    pub(super) folder: Option<PathBuf>,
+    /// Bytes that are kept to be sent again.
+    pub(super) kept_bytes: usize,
+    /// Blocks that it may announce.
+    pub(super) blocks: usize,
 }
 
 /// What connections need of a target; clones share it.
@@ -85,14 +99,14 @@ impl Blocks for Known<'_> {
 
 impl Target {
     /// A target of this worker, which is the one that the configuration names, or was found. `now_millis` since
-    /// 1970; what it was told before is in `folder`, if it is noted.
+    /// 1970; what it was told before is in the folder of `room`, if it is noted.
     ///
     /// # Blocking
     /// Reads what is noted.
     pub(super) fn new(
         wish: &EventTarget,
         worker: Option<String>,
-        folder: Option<&Path>,
+        room: &Room,
         now_millis: u64,
         metrics: &PublishMetrics,
         wake: &Arc<Notify>,
@@ -102,11 +116,14 @@ impl Target {
             Router::LlmD { array, .. } => (Dialect { map: !*array, ..LLM_D }, 0, RouterLabel::LlmD),
         };
         let topic = topic(wish, worker.as_deref());
-        let (journal, told) = folder.map_or((None, Vec::new()), |folder| {
+        let (journal, told) = room.folder.as_deref().map_or((None, Vec::new()), |folder| {
             let name = format!("{wish} {}", worker.as_deref().unwrap_or_default());
             open_journal(folder, xxh3_64(name.as_bytes()))
         });
-        let limits = RingLimits { batches: PUBLISH_KEPT_BATCHES, bytes: PUBLISH_KEPT_BYTES };
+        // Nobody asks again where nobody can.
+        let asks = matches!(&wish.router, Router::Dynamo { replay: Some(_), .. });
+        let batches = if asks { PUBLISH_KEPT_BATCHES } else { 0 };
+        let limits = RingLimits { batches, bytes: room.kept_bytes };
         let first = now_millis.saturating_mul(NUMBERS_PER_MILLISECOND);
         Self {
             gates: wish.from_blocks,
@@ -115,7 +132,7 @@ impl Target {
             dialect,
             rank,
             label,
-            announcer: Announcer::new(told),
+            announcer: Announcer::new(told, room.blocks),
             listening: false,
             journal,
             shown: metrics.shown(label),

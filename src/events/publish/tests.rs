@@ -18,6 +18,8 @@ use super::{
 };
 
 const BLOCK_TOKENS: u32 = 4;
+/// More than there are.
+const MOST: usize = 100_000;
 const ALL: Gates = [Some(1), Some(1), Some(1)];
 
 /// What is in the tiers.
@@ -167,7 +169,8 @@ struct Line {
 
 impl Line {
     fn new(noted: HashMap<u64, TierSet>) -> Self {
-        let mut announcer = Announcer::new(noted.iter().map(|(key, on)| (*key, *on)).collect());
+        let mut announcer =
+            Announcer::new(noted.iter().map(|(key, on)| (*key, *on)).collect(), MOST);
         announcer.set_terms(0, terms());
         Self { announcer, noted }
     }
@@ -443,4 +446,28 @@ fn a_namespace_that_a_worker_has_left_is_withdrawn() {
     let events = drain(&mut announcer, &store, &ALL, 100);
     assert!(matches!(&events[..], [Event::Removed { hashes, .. }] if hashes.len() == 5));
     assert_eq!(announcer.announced(), 0);
+}
+
+#[test]
+fn no_more_is_announced_than_may_be() {
+    let (mut store, keys) = filled(10, &[Tier::Dram]);
+    let mut announcer = Announcer::new(Vec::new(), 6);
+    announcer.set_terms(0, terms());
+    keys.iter().for_each(|key| announcer.changed(*key));
+    drain(&mut announcer, &store, &ALL, 100);
+    assert_eq!((announcer.announced(), announcer.pending()), (6, 0));
+    // What is announced may come to be elsewhere, too.
+    for block in store.blocks.values_mut() {
+        block.tiers = block.tiers.with(TierSet::of(Tier::Nvme));
+    }
+    keys.iter().for_each(|key| announcer.changed(*key));
+    let events = drain(&mut announcer, &store, &ALL, 100);
+    assert!(matches!(&events[..], [Event::Stored(run)] if run.hashes.len() == 6), "{events:?}");
+    for key in &keys[..2] {
+        store.blocks.remove(key);
+        announcer.changed(*key);
+    }
+    keys[6..].iter().for_each(|key| announcer.changed(*key));
+    drain(&mut announcer, &store, &ALL, 100);
+    assert_eq!(announcer.announced(), 6);
 }
