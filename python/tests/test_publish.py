@@ -1,4 +1,4 @@
-"""What routers are told, as libzmq hears it: by one that connects, and by one that is connected to."""
+"""What routers are told, as libzmq hears it: one that connects, and one that is connected to."""
 
 from __future__ import annotations
 
@@ -133,9 +133,7 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context.destroy(linger=0)
 
 
-def open_kept(
-    client: kvstrata.Client, model: str = "org/model", **more: Any
-) -> kvstrata.Namespace:
+def open_kept(client: kvstrata.Client, model: str = "org/model", **more: Any) -> kvstrata.Namespace:
     """A namespace that keeps tokens."""
     return client.open_namespace(
         model=model,
@@ -151,7 +149,8 @@ def open_kept(
 
 def store(namespace: kvstrata.Namespace, first: int, count: int) -> None:
     """Puts blocks that follow one another, and says what they are."""
-    values = [number.to_bytes(4, "big") * (PART_BYTES // 4) for number in range(first, first + count)]
+    numbers = range(first, first + count)
+    values = [number.to_bytes(4, "big") * (PART_BYTES // 4) for number in numbers]
     assert namespace.put(hashes(count, first), values).count("stored") == count
     describe(namespace, first, count)
 
@@ -200,10 +199,8 @@ def test_one_that_connects_is_told_what_its_worker_can_load(
     assert server.metric("kvstrata_seq_gap_requests_total") == 2
 
 
-def check_replay(
-    context: zmq.Context[zmq.Socket[bytes]], port: int, router: Router
-) -> None:
-    """All batches again, and the end of them, to one who knows nothing and to one who knows most."""
+def check_replay(context: zmq.Context[zmq.Socket[bytes]], port: int, router: Router) -> None:
+    """All batches again, and their end, to one who knows nothing and to one who knows most."""
     assert router.last is not None
     dealer = context.socket(zmq.DEALER)
     dealer.connect(f"tcp://127.0.0.1:{port}")
