@@ -51,7 +51,7 @@ trap summary EXIT
 
 lint_scripts() {
   .venv/bin/shellcheck scripts/*.sh benches/peers/*.sh examples/*/*.sh integration/*.sh \
-    integration/lmcache/*.sh integration/vm/*.sh .ci/run
+    integration/dynamo/*.sh integration/lmcache/*.sh integration/vm/*.sh .ci/run
   .venv/bin/ruff check --quiet --no-cache .
   .venv/bin/ruff format --quiet --no-cache --check .
 }
@@ -96,6 +96,15 @@ vllm_engine() {
   .venv/bin/python -m pytest --quiet -p no:cacheprovider integration/vllm
 }
 
+# Dynamo's own indexer.
+dynamo_indexer() {
+  if [[ $(uname -m) != x86_64 ]]; then
+    echo "$skip_mark"'dynamo: its indexer is pinned for x86-64)' | tee -a "$test_errors" >&2
+    return
+  fi
+  integration/dynamo/check.sh
+}
+
 docs() {
   RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 }
@@ -110,4 +119,5 @@ part 'without rocksdb' cargo check --workspace --no-default-features --locked
 part 'docs' docs
 part 'tests' tests
 part 'python package' python_package
+part 'dynamo' dynamo_indexer
 part 'vllm' vllm_engine
