@@ -5,6 +5,7 @@
 //! The store is [`kvstrata_tiers`], the contract [`kvstrata_proto`]; only `api::convert` knows both.
 
 pub mod addresses;
+pub mod advice;
 pub mod api;
 pub mod auth;
 pub mod budget;

@@ -176,6 +176,20 @@ pub const EVENT_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 pub const EVENT_REPLAY_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts to reach an engine, the first and the longest.
 pub const EVENT_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Prompts of one lookup of a router.
+pub const ROUTER_PROMPTS_MAX: usize = 64;
+/// Tokens, or hashes, of all prompts of a call: as many tokens as the longest prompt of a lookup has.
+pub const ROUTER_TOKENS_MAX: usize = LOOKUP_HASHES_MAX * 16;
+/// Engines that are compared for one prompt.
+pub const ROUTER_CANDIDATES_MAX: usize = 1024;
+/// Time for an answer to a router that does not say: it has better things to do than to wait longer.
+pub const ROUTER_DEADLINE_DEFAULT: Duration = Duration::from_millis(500);
+/// Longest time that it may ask for.
+pub const ROUTER_DEADLINE_MAX: Duration = Duration::from_secs(10);
+/// How long an answer is worth something: in that time, what loading costs may have halved or doubled.
+pub const ROUTER_TTL: Duration = Duration::from_secs(2);
+/// Longest time that expected loads may count: what has not begun by then does not come.
+pub const ROUTER_RESERVE_MAX: Duration = Duration::from_secs(60);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

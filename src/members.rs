@@ -24,6 +24,8 @@ pub struct Member {
     pub endpoint: String,
     /// Empty when unknown.
     pub zone: String,
+    /// The machine it runs on, as engines there call it.
+    pub host: String,
     /// Its bulk port, if it has one.
     pub bulk: Option<BulkPort>,
 }

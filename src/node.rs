@@ -10,6 +10,7 @@ use kvstrata_tiers::{
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
+    advice::Advice,
     auth::Bearer,
     changes::Changes,
     events::subscribe::Subscriptions,
@@ -42,6 +43,8 @@ pub struct Node {
     pub namespaces: Arc<NamespaceTable>,
     /// Who opened them.
     pub openers: Openers,
+    /// What is kept for routers.
+    pub advice: Advice,
     /// What engines have told of blocks.
     pub(crate) told: Subscriptions,
     /// The leases.

@@ -1,12 +1,13 @@
-//! Who opened which namespace: what a person asks who wonders whether two engines share their blocks.
+//! Who opened which namespace: what a person asks who wonders whether two engines share their blocks, and
+//! where routers' candidates are found.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Openers that are remembered of one namespace: more engines than one looks at by eye.
-const OPENERS_MAX: usize = 32;
+/// Openers that are remembered of one namespace: more processes than the engines of one model have.
+const OPENERS_MAX: usize = 512;
 
 /// Who opened a namespace, in its own words.
 #[derive(Debug, Clone)]
@@ -23,9 +24,30 @@ pub struct Opener {
     pub at: Instant,
 }
 
-/// The last few openers of each namespace since the start. Nothing is decided by them.
+/// The latest openers of each namespace since the start.
 #[derive(Debug, Default)]
 pub struct Openers(Mutex<HashMap<u32, Vec<Opener>>>);
+
+impl Opener {
+    /// What this instance is called without the id of its process: `vllm` of `vllm:4711`. An engine may
+    /// have several processes that open the same namespace.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self.instance.rsplit_once(':') {
+            Some((name, id)) if !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()) => {
+                name
+            }
+            _ => &self.instance,
+        }
+    }
+
+    /// Whether it is what somebody calls `instance` on `host`; either may be empty, for any.
+    #[must_use]
+    pub fn is_called(&self, instance: &str, host: &str) -> bool {
+        let named = instance.is_empty() || self.instance == instance || self.name() == instance;
+        named && (host.is_empty() || self.host == host)
+    }
+}
 
 impl Openers {
     /// The namespace of this index was opened; the same instance on the same host counts once.
@@ -75,5 +97,20 @@ mod tests {
         assert_eq!(known.len(), OPENERS_MAX);
         assert_eq!(known[0].instance, "vllm-1");
         assert!(openers.of(2).is_empty());
+    }
+
+    #[test]
+    fn an_instance_is_found_by_its_name_with_or_without_its_process_and_by_its_host() {
+        let instance = |instance: &str| Opener { instance: instance.to_owned(), ..opener(0, "a") };
+        assert_eq!(instance("vllm:4711").name(), "vllm");
+        assert_eq!(instance("http://a:b").name(), "http://a:b");
+        assert_eq!(instance("vllm:").name(), "vllm:");
+        let known = instance("vllm:4711");
+        for (name, host) in [("vllm:4711", ""), ("vllm", "a"), ("", "a"), ("vllm:4711", "a")] {
+            assert!(known.is_called(name, host), "{name} {host}");
+        }
+        for (name, host) in [("vllm:4712", ""), ("vllm", "b"), ("", "b"), ("vll", "a")] {
+            assert!(!known.is_called(name, host), "{name} {host}");
+        }
     }
 }

@@ -31,6 +31,7 @@ use tracing::{error, info, warn};
 
 use crate::{
     addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
+    advice::Advice,
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
@@ -187,6 +188,7 @@ impl Server {
             stack,
             namespaces,
             openers: Openers::default(),
+            advice: Advice::new(config.server.shared_memory)?,
             told: Subscriptions::new(&config.events),
             sessions: Sessions::new(leases.clone(), server_metrics.clone()),
             leases,
@@ -320,6 +322,10 @@ impl Server {
             .add_service(Guarded::new(reflection, gate.clone()))
             .add_service(Guarded::new(
                 Framed::new(Arc::clone(&self.node), self.calls.clone()),
+                gate.clone(),
+            ))
+            .add_service(Guarded::new(
+                api::router::service(Arc::clone(&self.node), self.calls.clone()),
                 gate.clone(),
             ));
         let open = self.node.metrics.connections.clone();

@@ -28,6 +28,7 @@ impl Client {
     #[new]
     #[pyo3(signature = (endpoint, *, path = "auto", token = None, tls_ca = None, tls_cert = None,
                         tls_key = None, tls_server_name = None, name = "python",
+                        instance = None, node = None, zone = None,
                         timeout = None, connect_timeout = None, stall_timeout = None, transfer_timeout = None))]
     fn new(
         py: Python<'_>,
@@ -39,6 +40,9 @@ impl Client {
         tls_key: Option<PathBuf>,
         tls_server_name: Option<String>,
         name: &str,
+        instance: Option<String>,
+        node: Option<String>,
+        zone: Option<String>,
         timeout: Option<f64>,
         connect_timeout: Option<f64>,
         stall_timeout: Option<f64>,
@@ -57,6 +61,9 @@ impl Client {
         let default = ClientOptions::default();
         let options = ClientOptions {
             name: name.to_owned(),
+            instance,
+            node,
+            zone: zone.unwrap_or_default(),
             path: path.parse().map_err(|error| errors::raised(py, &error))?,
             connect_deadline: or("connect_timeout", connect_timeout, default.connect_deadline)?,
             call_deadline: or("timeout", timeout, default.call_deadline)?,

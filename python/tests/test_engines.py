@@ -271,10 +271,14 @@ def test_a_bad_setting_is_named(given: dict[str, object], words: list[str]) -> N
 def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTRATA_ENDPOINT", "there:1")
     monkeypatch.setenv("KVSTRATA_TOKEN", "a-secret-of-some-length")
+    monkeypatch.setenv("KVSTRATA_INSTANCE", "10.0.0.7:8000")
+    monkeypatch.setenv("KVSTRATA_NODE", "gpu-7")
+    monkeypatch.setenv("KVSTRATA_ZONE", "z")
     parsed, rest = Settings.parse({"timeout": 2, "mine": 3}, also=("mine", "other"))
     assert (parsed.endpoint, parsed.timeout, rest) == ("there:1", 2.0, {"mine": 3})
     assert parsed.token == "a-secret-of-some-length"
     assert "secret" not in repr(parsed)
+    assert (parsed.instance, parsed.node, parsed.zone) == ("10.0.0.7:8000", "gpu-7", "z")
     assert Settings.parse({"endpoint": "here:1"})[0].endpoint == "here:1"
 
 

@@ -27,6 +27,7 @@ use tonic::{
 
 use super::*;
 use crate::{
+    advice::Advice,
     auth::Gate,
     changes::Changes,
     events::subscribe::Subscriptions,
@@ -64,6 +65,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         stack,
         namespaces,
         openers: Openers::default(),
+        advice: Advice::new(false).unwrap(),
         told: Subscriptions::default(),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,

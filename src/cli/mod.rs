@@ -113,7 +113,7 @@ pub async fn run() -> ExitCode {
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Doctor(args) => doctor::run(args).await,
-        Command::Replay(args) => replay::run(args).await.map_err(Failure::from),
+        Command::Replay(args) => Box::pin(replay::run(args)).await.map_err(Failure::from),
         Command::Plan(args) => plan::run(&args),
         Command::Verify(args) => verify::run(args).await.map_err(Failure::from),
         Command::Adopt(args) => adopt::run(args).await,

@@ -34,6 +34,7 @@ mod members;
 mod namespace;
 mod pack;
 mod put;
+pub mod router;
 mod session;
 mod stats;
 mod status;

@@ -10,7 +10,7 @@ use kvstrata_tiers::{
     namespace::{Identity, NamespaceId, PartSpec},
 };
 
-use super::{Client, HashList, status::broken_contract};
+use super::{Client, ClientOptions, HashList, status::broken_contract};
 
 /// What to open.
 #[derive(Debug, Clone)]
@@ -73,10 +73,14 @@ impl Client {
     /// Safe: opening is idempotent.
     pub async fn open(&self, spec: NamespaceSpec) -> Result<Handle> {
         let (kind, hash_bytes, parts) = declare(spec)?;
+        let ClientOptions { name, instance, node, zone, .. } = self.options();
         let request = v1::OpenRequest {
             kind: Some(kind),
-            instance: format!("{}:{}", self.options().name, std::process::id()),
-            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            instance: instance.clone().unwrap_or_else(|| format!("{name}:{}", std::process::id())),
+            node: node.clone().unwrap_or_else(|| {
+                rustix::system::uname().nodename().to_string_lossy().into_owned()
+            }),
+            zone: zone.clone(),
             client_version: concat!("kvstrata ", env!("CARGO_PKG_VERSION")).to_owned(),
             ..Default::default()
         };

@@ -71,6 +71,10 @@ pub struct Node {
     pub name: Auto<String>,
     /// Availability zone, to prefer near copies. Default empty: unknown, nothing is preferred.
     pub zone: String,
+    /// The machine that it runs on, as engines there call it: their loads cost less than those of
+    /// others. Default `auto`: the host name. In a pod give the name of the Kubernetes node, here and to
+    /// engines. Up to 253 characters without white space.
+    pub host: Auto<String>,
     /// `host:port` that clients are told to reach this node's gRPC at. Default `auto`: the address
     /// listened on, or, listening on all of them, the node's name with the port.
     pub advertise: Auto<String>,

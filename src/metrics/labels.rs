@@ -109,6 +109,10 @@ label_values! {
         Remove = "remove",
         /// Stats.
         Stats = "stats",
+        /// A router's lookup.
+        RouterLookup = "router_lookup",
+        /// A router's score.
+        RouterScore = "router_score",
     }
 }
 

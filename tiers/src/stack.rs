@@ -209,6 +209,13 @@ impl Stack {
         answer
     }
 
+    /// As [`lookup`](Self::lookup) without leases, for those who ask what an engine would find: it does
+    /// not count as a lookup of one.
+    #[must_use]
+    pub fn peek(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Answer {
+        self.shared.lookup(namespace, hashes, Ask::default())
+    }
+
     /// Ends the protection of `pins` and touches their blocks tail first.
     pub fn unpin(&self, pins: Vec<Pin>) {
         self.shared.unpin(pins);

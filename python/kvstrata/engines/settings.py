@@ -13,6 +13,9 @@ __all__ = ["Settings"]
 
 _PATHS = ("auto", "grpc", "bulk", "shm")
 _FOREVER = 3600.0
+_VARIABLES = tuple(
+    (name, f"KVSTRATA_{name.upper()}") for name in ("endpoint", "token", "instance", "node", "zone")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,10 @@ class Settings:
     - `endpoint`: `host:port` of gRPC; also from KVSTRATA_ENDPOINT. Default 127.0.0.1:9400, where
       a server without configuration listens.
     - `token`: also from KVSTRATA_TOKEN, which keeps it out of command lines.
+    - `instance`: what routers call this engine, such as `host:port` of its API; also from
+      KVSTRATA_INSTANCE. Without it no router can be told what loading costs this engine.
+    - `node`, `zone`: the machine it runs on, by default the host's name, and its zone; also from
+      KVSTRATA_NODE and KVSTRATA_ZONE. In a pod the node is the Kubernetes node's name.
     - `path`: the way that blocks take, `auto` (the best there is), `shm`, `bulk` or `grpc`.
     - `tls_ca`, `tls_cert`, `tls_key`: PEM files; `tls_server_name`: the name in the certificate.
     - `timeout`: seconds that a lookup may take before it is a miss. Default 1: a router's answer
@@ -32,6 +39,9 @@ class Settings:
 
     endpoint: str = "127.0.0.1:9400"
     token: str | None = field(default=None, repr=False)
+    instance: str | None = None
+    node: str | None = None
+    zone: str | None = None
     path: Literal["auto", "grpc", "bulk", "shm"] = "auto"
     tls_ca: str | None = None
     tls_cert: str | None = None
@@ -55,9 +65,7 @@ class Settings:
             allowed = ", ".join(sorted(ours | set(also)))
             raise InvalidError(f"{unknown[0]}: no such setting; there are {allowed}")
         values: dict[str, Any] = {
-            name: os.environ[variable]
-            for name, variable in (("endpoint", "KVSTRATA_ENDPOINT"), ("token", "KVSTRATA_TOKEN"))
-            if os.environ.get(variable)
+            name: os.environ[variable] for name, variable in _VARIABLES if os.environ.get(variable)
         }
         values |= {name: _checked(name, value) for name, value in given.items() if name in ours}
         return cls(**values), {name: given[name] for name in also if name in given}
@@ -73,6 +81,9 @@ class Settings:
             tls_key=self.tls_key,
             tls_server_name=self.tls_server_name,
             name=name,
+            instance=self.instance,
+            node=self.node,
+            zone=self.zone,
             timeout=self.timeout,
             connect_timeout=min(self.timeout, 5.0),
             stall_timeout=min(self.load_timeout, 30.0),

@@ -342,6 +342,21 @@ impl NamespaceTable {
         self.interned.read().by_index.get(usize::try_from(index).ok()?).cloned()
     }
 
+    /// The tenant's namespaces of this model, in the order in which they were opened or restored.
+    #[must_use]
+    pub fn of_model(&self, tenant: &str, model: &str) -> Vec<Arc<Namespace>> {
+        let of_model = |spec: &NamespaceSpec| match spec {
+            NamespaceSpec::Engine(identity) => identity.model == model,
+            NamespaceSpec::Opaque { .. } => false,
+        };
+        let interned = self.interned.read();
+        let theirs = interned
+            .by_index
+            .iter()
+            .filter(|namespace| of_model(namespace.spec()) && namespace.tenant() == tenant);
+        theirs.cloned().collect()
+    }
+
     /// All namespaces, in the order in which they were opened or restored.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<Namespace>> {
