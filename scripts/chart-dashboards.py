@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes the Grafana dashboards of the chart, helm/kvstrata/dashboards/*.json.
 
-A panel here is a title, its queries, and a unit; this puts them on a grid. `--check` writes nothing and
-exits with 1 if a file is not what would be written. The tests hold every query to docs/metrics.md.
+A panel here is a title, its queries, and a unit; this puts them on a grid. `--check` writes nothing
+and exits with 1 if a file is not what would be written. The tests hold every query to
+docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -282,7 +283,10 @@ TIERS = [
             Panel(
                 "Cost of requests, a day",
                 "currencyUSD",
-                {"at object.prices": "86400 * " + total("kvstrata_object_request_cost_dollars_total")},
+                {
+                    "at object.prices": "86400 * "
+                    + total("kvstrata_object_request_cost_dollars_total")
+                },
                 "Neither storage nor traffic.",
             ),
             Panel(
@@ -366,7 +370,7 @@ def variables() -> list[dict[str, Any]]:
                 "current": {"text": "All", "value": "$__all"},
             }
         )
-        above += (f',{name}=~"${name}"' if above else f'{name}=~"${name}"')
+        above += f',{name}=~"${name}"' if above else f'{name}=~"${name}"'
     return chosen
 
 

@@ -49,7 +49,7 @@ and the kubelet evicts the pod that exceeds it: 90 % of the limit, as the server
 
 {{- /* The Unix socket of an agent. */ -}}
 {{- define "kvstrata.socket" -}}
-{{ trimSuffix "/" .Values.agent.socketDirectory }}/bulk.sock
+{{ .Values.agent.socketDirectory }}/bulk.sock
 {{- end -}}
 
 {{- /*

@@ -43,10 +43,13 @@ spec:
             name: {{ . }}
       {{- end }}
       ports:
-        {{- range $name, $port := include "kvstrata.ports" . | fromYaml }}
+        {{- $ports := include "kvstrata.ports" . | fromYaml }}
+        {{- range $name := list "grpc" "http" "bulk" "resp" }}
+        {{- with get $ports $name }}
         - name: {{ $name }}
-          containerPort: {{ $port }}
+          containerPort: {{ . }}
           protocol: TCP
+        {{- end }}
         {{- end }}
       # The pages answer once memory is mapped: backing it, and finding what is on nvme, go on after that.
       startupProbe:
@@ -115,6 +118,11 @@ capabilities:
   valueFrom:
     fieldRef:
       fieldPath: {{ ternary "spec.nodeName" "metadata.name" (eq .Values.mode "agent") }}
+# Where loading is near or far: engines say the same of themselves.
+- name: KV_NODE__HOST
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
 {{- if include "kvstrata.isAgent" . }}
 - name: POD_IP
   valueFrom:

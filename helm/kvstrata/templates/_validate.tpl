@@ -163,9 +163,6 @@
 {{- if semverCompare "<1.23-0" .Capabilities.KubeVersion.Version -}}
 {{- fail (printf "mode agent needs Kubernetes 1.23 or newer, for Services that stay on one host, and this is %s" .Capabilities.KubeVersion.Version) -}}
 {{- end -}}
-{{- if not (hasPrefix "/" .Values.agent.socketDirectory) -}}
-{{- fail "agent.socketDirectory must be an absolute path" -}}
-{{- end -}}
 {{- else -}}
 {{- range list "bulk_unix" "shared_memory" -}}
 {{- if hasKey $server . -}}
@@ -186,7 +183,7 @@
 {{- if regexMatch "^KV_SERVER__" .name -}}
 {{- fail (printf "extraEnv: %s belongs into config.server, from which the chart takes ports and the grace period; move it there" .name) -}}
 {{- end -}}
-{{- if has .name (list "KV_NODE__NAME" "KV_NODE__ADVERTISE" "POD_IP") -}}
+{{- if has .name (list "KV_NODE__NAME" "KV_NODE__HOST" "KV_NODE__ADVERTISE" "POD_IP") -}}
 {{- fail (printf "extraEnv: %s is set by the chart from the pod; remove it" .name) -}}
 {{- end -}}
 {{- end -}}
