@@ -1,10 +1,11 @@
-"""Runs containers of rendered pods as a kubelet would, as far as one Linux host can: no image, no cluster.
+"""Runs containers of rendered pods as a kubelet would, as far as one Linux host can: no image, no
+cluster.
 
-A container gets a root of its own with the binary, the libraries that it is linked to, and the few files
-that the base image has; the root is read-only. Volumes are mounted where the manifest says, files of
-ConfigMaps and Secrets with their mode and group. The process has the user, the capabilities (none), the
-variables and the arguments of the manifest, cannot get more rights, and a seccomp filter refuses io_uring,
-as the profile RuntimeDefault of newer runtimes does.
+A container gets a root of its own with the binary, the libraries that it is linked to, and the few
+files that the base image has; the root is read-only. Volumes are mounted where the manifest says,
+files of ConfigMaps and Secrets with their mode and group. The process has the user, the
+capabilities (none), the variables and the arguments of the manifest, cannot get more rights, and a
+seccomp filter refuses io_uring, as the profile RuntimeDefault of newer runtimes does.
 
 Needs root, and a mount and network namespace of its own, which `enter` makes.
 """
@@ -60,7 +61,9 @@ class SockFprog(ctypes.Structure):
 def prctl(option: int, *arguments: object) -> int:
     """The system call; the caller looks at what it returns."""
     padded = [*arguments, 0, 0, 0, 0][:4]
-    result: int = libc.prctl(option, *(ctypes.c_void_p(a) if isinstance(a, int) else a for a in padded))
+    result: int = libc.prctl(
+        option, *(ctypes.c_void_p(a) if isinstance(a, int) else a for a in padded)
+    )
     return result
 
 
@@ -142,7 +145,7 @@ class Cluster:
         path = self.directory / f"{kind}-{name or pod.name + '-' + volume['name']}"
         if not path.exists():
             path.mkdir()
-            # A kubelet gives what it makes on the host to root, and other volumes to the pod's group.
+            # What a kubelet makes on the host is root's, other volumes are the pod's group's.
             group = 0 if kind == "hostPath" else pod.group
             os.chown(path, 0, group)
             path.chmod(0o755 if kind == "hostPath" else 0o2775)
@@ -151,11 +154,14 @@ class Cluster:
     def project(self, pod: Pod, projected: Manifest, name: str) -> Path:
         """Files of ConfigMaps and Secrets, as the pod's group may read them."""
         path = self.directory / f"projected-{pod.name}-{name}"
-        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            return path
         path.mkdir()
         for source in projected["sources"]:
             ((kind, wanted),) = source.items()
-            data = self.objects[{"configMap": "ConfigMap", "secret": "Secret"}[kind], wanted["name"]]
+            data = self.objects[
+                {"configMap": "ConfigMap", "secret": "Secret"}[kind], wanted["name"]
+            ]
             for item in wanted["items"]:
                 file = path / item["path"]
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -239,8 +245,8 @@ class Pod:
                 value = self.cluster.objects["Secret", secret["name"]][secret["key"]].decode()
             else:
                 value = variable["value"]
-            known = dict(values)
-            value = re.sub(r"\$\((\w+)\)", lambda m: known.get(m[1], m[0]), value)
+            for name, known in values.items():
+                value = value.replace(f"$({name})", known)
             values[variable["name"]] = value
         return values
 
