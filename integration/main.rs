@@ -8,6 +8,7 @@
 )]
 
 mod abandon;
+mod advice;
 mod bad_input;
 mod bulk;
 mod bulk_peers;

@@ -50,7 +50,7 @@ pub(crate) fn node_name(config: &Config) -> String {
 }
 
 /// The machine that this node runs on.
-fn host_name(config: &Config) -> String {
+pub(crate) fn host_name(config: &Config) -> String {
     match &config.node.host {
         Auto::Given(host) => host.clone(),
         Auto::Auto => rustix::system::uname().nodename().to_string_lossy().into_owned(),

@@ -16,6 +16,9 @@ use crate::config::{Auto, Config, Problem, Size};
 const INDEX_DIVISOR: u64 = 32;
 /// The smallest index: 40,000 blocks.
 const INDEX_BYTES_MIN: u64 = 8 * MIB;
+/// The index of hash schemes may take 1 / this of the limit, where namespaces opt in: names for a million
+/// blocks of 16 tokens with 32 GiB.
+const SCHEMES_DIVISOR: u64 = 128;
 /// Staging (HTTP/2 windows, messages being read and written) takes 1 / this of the limit.
 const STAGING_DIVISOR: u64 = 16;
 /// The least staging: two connections with a full message each way.
@@ -65,6 +68,8 @@ pub struct Budget {
     pub dram: u64,
     /// The map from block keys to places.
     pub index: u64,
+    /// Names of blocks in other hash schemes.
+    pub schemes: u64,
     /// Messages and windows of connections.
     pub staging: u64,
     /// The index of the nvme tier; 0 without one.
@@ -176,6 +181,7 @@ impl Budget {
             limit,
             dram: 0,
             index: (limit / INDEX_DIVISOR).max(INDEX_BYTES_MIN),
+            schemes: limit / SCHEMES_DIVISOR,
             staging: (limit / STAGING_DIVISOR).clamp(STAGING_BYTES_MIN, STAGING_BYTES_MAX),
             nvme_index: of_nvme(NVME_INDEX_DIVISOR, NVME_INDEX_BYTES_MIN, NVME_INDEX_BYTES_MAX),
             nvme_staging: of_nvme(
@@ -190,6 +196,7 @@ impl Budget {
 
     fn all_but_dram(&self) -> u64 {
         self.index
+            + self.schemes
             + self.staging
             + self.nvme_index
             + self.nvme_staging
@@ -231,6 +238,7 @@ impl fmt::Display for Budget {
         let rows = [
             ("dram", self.dram, "payload of blocks"),
             ("index", self.index, "the map from block keys to places"),
+            ("schemes", self.schemes, "names of blocks in other hash schemes"),
             ("staging", self.staging, "messages and windows of connections"),
             ("nvme index", self.nvme_index, "cache and write buffers of the index on disk"),
             ("nvme staging", self.nvme_staging, "blocks on their way to and from the disk"),
@@ -332,9 +340,9 @@ mod tests {
                 let config = config(Some(limit), dram);
                 let config = if nvme { with_nvme(config) } else { config };
                 if let Ok(budget) = Budget::divide(&config, MACHINE) {
-                    let Budget { dram: got, index, staging, reserve, .. } = budget;
+                    let Budget { dram: got, index, schemes, staging, reserve, .. } = budget;
                     let of_nvme = budget.nvme_index + budget.nvme_staging;
-                    prop_assert_eq!(got + index + staging + of_nvme + reserve, limit);
+                    prop_assert_eq!(got + index + schemes + staging + of_nvme + reserve, limit);
                     prop_assert_eq!(of_nvme > 0, nvme);
                     prop_assert!(dram.is_none_or(|dram| dram == got));
                 }

@@ -16,6 +16,7 @@ pub mod client;
 pub mod config;
 #[cfg(test)]
 mod corpus_tests;
+pub mod costs;
 mod events;
 mod flow;
 pub mod http;
@@ -36,6 +37,7 @@ pub mod readiness;
 mod reload;
 pub mod replay;
 mod resp;
+pub mod schemes;
 pub mod score;
 pub mod server;
 pub mod session;

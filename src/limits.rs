@@ -63,6 +63,21 @@ pub const CHANGES_INTERVAL: Duration = Duration::from_millis(10);
 /// shards keep for the hub.
 pub const FOLLOWER_QUEUE_KEYS_MAX: usize = 262_144;
 
+/// Changes of what loading costs are told of at most this often: as often as routers decide anew.
+pub const COSTS_INTERVAL: Duration = Duration::from_millis(100);
+/// And at least this often: some change with time alone.
+pub const COSTS_SILENCE: Duration = Duration::from_secs(1);
+/// Reservations of all tenants: 200 B each.
+pub const RESERVATIONS_MAX: usize = 65_536;
+/// Reservations of one tenant: four seconds of a thousand prompts a second from several nodes.
+pub const RESERVATIONS_PER_TENANT_MAX: usize = 16_384;
+/// Bytes that one tenant may have reserved on a node: a minute of a few fast drives.
+pub const RESERVED_BYTES_MAX: u64 = 1 << 38;
+/// Time that a reservation stands which does not say: an engine has begun to load by then, or never will.
+pub const RESERVATION_TTL_DEFAULT: Duration = Duration::from_secs(5);
+/// The longest time: prompts wait in engines.
+pub const RESERVATION_TTL_MAX: Duration = Duration::from_secs(60);
+
 /// Sessions of all clients.
 pub const SESSIONS_MAX: usize = 16_384;
 /// Puts of one session at a time. Each claims room in dram.
@@ -188,8 +203,14 @@ pub const ROUTER_DEADLINE_DEFAULT: Duration = Duration::from_millis(500);
 pub const ROUTER_DEADLINE_MAX: Duration = Duration::from_secs(10);
 /// How long an answer is worth something: in that time, what loading costs may have halved or doubled.
 pub const ROUTER_TTL: Duration = Duration::from_secs(2);
-/// Longest time that expected loads may count: what has not begun by then does not come.
-pub const ROUTER_RESERVE_MAX: Duration = Duration::from_secs(60);
+/// Loads of one call that are expected, or reported: a few sources for each candidate.
+pub const ROUTER_LOADS_MAX: usize = 4096;
+/// Routers that follow the tiers at a time; each may be behind by [`FOLLOWER_QUEUE_KEYS_MAX`] keys.
+pub const ROUTER_WATCHERS_MAX: usize = 32;
+/// Blocks in one update of theirs: 200 KiB with hashes of 32 bytes, a reset of what is there in the first.
+pub const ROUTER_UPDATE_BLOCKS: usize = 4096;
+/// Between two updates of what tiers cost, at least.
+pub const ROUTER_TIERS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

@@ -29,23 +29,11 @@ pub struct Opener {
 pub struct Openers(Mutex<HashMap<u32, Vec<Opener>>>);
 
 impl Opener {
-    /// What this instance is called without the id of its process: `vllm` of `vllm:4711`. An engine may
-    /// have several processes that open the same namespace.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        match self.instance.rsplit_once(':') {
-            Some((name, id)) if !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()) => {
-                name
-            }
-            _ => &self.instance,
-        }
-    }
-
-    /// Whether it is what somebody calls `instance` on `host`; either may be empty, for any.
+    /// Whether it is what others call `instance`, on `host`; either may be empty, for any.
     #[must_use]
     pub fn is_called(&self, instance: &str, host: &str) -> bool {
-        let named = instance.is_empty() || self.instance == instance || self.name() == instance;
-        named && (host.is_empty() || self.host == host)
+        let is_meant = |given: &str, known: &str| given.is_empty() || given == known;
+        is_meant(instance, &self.instance) && is_meant(host, &self.host)
     }
 }
 
@@ -59,6 +47,15 @@ impl Openers {
             openers.remove(0);
         }
         openers.push(opener);
+    }
+
+    /// Tells the node and the zone of whoever opened it last, both empty if that is not known.
+    pub fn with_latest<T>(&self, namespace: u32, tell: impl FnOnce(&str, &str) -> T) -> T {
+        let known = self.0.lock();
+        match known.get(&namespace).and_then(|openers| openers.last()) {
+            Some(opener) => tell(&opener.host, &opener.zone),
+            None => tell("", ""),
+        }
     }
 
     /// Who opened it, oldest first.
@@ -96,20 +93,21 @@ mod tests {
         let known = openers.of(1);
         assert_eq!(known.len(), OPENERS_MAX);
         assert_eq!(known[0].instance, "vllm-1");
+        assert_eq!(
+            openers.with_latest(1, |node, zone| (node.to_owned(), zone.len())),
+            ("a".to_owned(), 0)
+        );
+        assert_eq!(openers.with_latest(2, |node, _zone| node.len()), 0);
         assert!(openers.of(2).is_empty());
     }
 
     #[test]
-    fn an_instance_is_found_by_its_name_with_or_without_its_process_and_by_its_host() {
-        let instance = |instance: &str| Opener { instance: instance.to_owned(), ..opener(0, "a") };
-        assert_eq!(instance("vllm:4711").name(), "vllm");
-        assert_eq!(instance("http://a:b").name(), "http://a:b");
-        assert_eq!(instance("vllm:").name(), "vllm:");
-        let known = instance("vllm:4711");
-        for (name, host) in [("vllm:4711", ""), ("vllm", "a"), ("", "a"), ("vllm:4711", "a")] {
+    fn an_instance_is_found_by_its_name_by_its_host_or_by_both() {
+        let known = opener(1, "a");
+        for (name, host) in [("vllm-1", ""), ("", "a"), ("vllm-1", "a"), ("", "")] {
             assert!(known.is_called(name, host), "{name} {host}");
         }
-        for (name, host) in [("vllm:4712", ""), ("vllm", "b"), ("", "b"), ("vll", "a")] {
+        for (name, host) in [("vllm", ""), ("", "b"), ("vllm-1", "b"), ("vllm-2", "a")] {
             assert!(!known.is_called(name, host), "{name} {host}");
         }
     }

@@ -6,12 +6,13 @@ use std::time::Duration;
 use kvstrata::client::{
     Client, ClientOptions, Description, GetOptions, Handle, Lease, LeaseAsk, LookupOptions,
     Path as Way, PutOutcome, Session,
+    router::messages::{Candidate, LookupRequest, Prefill, Prompt, ScoreRequest, WatchRequest},
 };
 use kvstrata_tiers::error::{Error, ErrorKind};
 
 use super::{A, B, Files, OPERATOR, assert_no_token, connect, metric, page};
 use crate::{
-    client::{Seen, batch, hashes, namespace},
+    client::{Seen, batch, hash, hashes, namespace},
     harness::Server,
 };
 
@@ -53,7 +54,26 @@ async fn every_verb(handle: &Handle, session: &Session) -> Vec<(&'static str, Er
         ("remove", handle.remove(&some).await.unwrap_err()),
     ];
     assert!(seen.blocks.is_empty());
-    errors
+    errors.into_iter().chain(every_question(handle).await).collect()
+}
+
+/// The error of each question of a router about a namespace that is not its client's.
+async fn every_question(handle: &Handle) -> Vec<(&'static str, Error)> {
+    let client = handle.client();
+    let namespace_id = || handle.id().as_bytes().to_vec().into();
+    let prompt =
+        || Prompt { namespace_id: namespace_id(), hashes: vec![1; 32].into(), ..Prompt::default() };
+    let lookup = LookupRequest { prompts: vec![prompt()], ..LookupRequest::default() };
+    let candidates = vec![Candidate { instance: "a".to_owned(), ..Candidate::default() }];
+    let prefill = Some(Prefill { linear_ms: 1.0, quadratic_ms: 0.0 });
+    let score =
+        ScoreRequest { prompt: Some(prompt()), candidates, prefill, ..ScoreRequest::default() };
+    let watch = WatchRequest { namespace_id: namespace_id(), ..WatchRequest::default() };
+    vec![
+        ("router_lookup", client.router_lookup(lookup).await.unwrap_err()),
+        ("router_score", client.router_score(score).await.unwrap_err()),
+        ("router_watch", client.router_watch(watch).await.unwrap_err()),
+    ]
 }
 
 /// A tenant that has learnt the id of another's namespace is told what it would be told of any id.
@@ -80,6 +100,15 @@ async fn assert_apart(a: &Side, b: &Side) {
     let some = hashes(0..BLOCKS);
     let found = b.handle.lookup(&some, LookupOptions::default()).await.unwrap();
     assert_eq!((found.prefix_blocks, found.counts.miss), (0, BLOCKS));
+    let packed: Vec<u8> = (0..BLOCKS).flat_map(|number| *hash(number).as_bytes()).collect();
+    let prompt = Prompt { model: "test".to_owned(), hashes: packed.into(), ..Prompt::default() };
+    let question = LookupRequest { prompts: vec![prompt], ..LookupRequest::default() };
+    let told = async |side: &Side| {
+        let mut answer = side.client.router_lookup(question.clone()).await.unwrap();
+        answer.answers.remove(0).prefixes
+    };
+    assert_eq!(told(b).await, []);
+    assert_eq!(told(a).await[0].blocks, BLOCKS);
     let mut seen = Seen::default();
     let summary = b.handle.get(&some, GetOptions::default(), &mut seen).await.unwrap();
     assert_eq!((summary.missed, seen.blocks.len()), (u64::from(BLOCKS), 0));

@@ -116,11 +116,15 @@ class Client:
         hash_root: bytes | None = None,
         lora: bytes | None = None,
         cache_salt: bytes | None = None,
+        keep_tokens: bool = False,
+        hash_schemes: Sequence[str] | None = None,
         timeout: float | None = None,
     ) -> Namespace:
         """Declares blocks of an engine. Each part is (group, rank, bytes), ascending.
 
         All of it is the namespace's identity: blocks are shared only where everything is equal.
+        The last ones are not: with `keep_tokens` the server keeps token ids that it is told of blocks,
+        which are prompts; by the names of `hash_schemes` routers may ask for blocks, too.
         """
 
     def open_opaque(

@@ -259,6 +259,9 @@ def test_stores_do_not_stand_before_loads(start: Start, adapt: Adapt) -> None:
         ({"path": "carrier"}, ["path", "'carrier'", "auto, grpc, bulk, shm"]),
         ({"endpoint": 9400}, ["endpoint", "9400"]),
         ({"token": 1234567}, ["token"]),
+        ({"keep_tokens": "yes"}, ["keep_tokens", "'yes'", "true or false"]),
+        ({"hash_schemes": ["dynamo", "vllm"]}, ["hash_schemes", "'vllm'", "vllm_u64"]),
+        ({"hash_schemes": "llm_d,dynamo"}, ["hash_schemes", "a list of"]),
     ],
 )
 def test_a_bad_setting_is_named(given: dict[str, object], words: list[str]) -> None:
@@ -280,6 +283,17 @@ def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch)
     assert "secret" not in repr(parsed)
     assert (parsed.instance, parsed.node, parsed.zone) == ("10.0.0.7:8000", "gpu-7", "z")
     assert Settings.parse({"endpoint": "here:1"})[0].endpoint == "here:1"
+
+
+def test_schemes_of_tokens_keep_them() -> None:
+    def of(**given: object) -> tuple[bool, tuple[str, ...]]:
+        parsed, _ = Settings.parse(given)
+        return parsed.keep_tokens, parsed.hash_schemes
+
+    assert of() == (False, ())
+    assert of(hash_schemes=["vllm_u64"]) == (False, ("vllm_u64",))
+    assert of(hash_schemes=["vllm_u64", "dynamo"]) == (True, ("vllm_u64", "dynamo"))
+    assert of(keep_tokens=True) == (True, ())
 
 
 def test_a_digest_differs_where_a_field_does() -> None:

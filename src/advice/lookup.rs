@@ -125,7 +125,7 @@ impl Node {
         let namespace = found.prefixes.get(offer.prefix).map(|prefix| &prefix.namespace);
         let block_bytes = namespace.map_or(0, |namespace| namespace.layout().block_bytes());
         let break_even = Tier::ALL.map(|tier| {
-            let cost = self.load_cost(tier, offer.locality, block_bytes);
+            let cost = self.costs.load_cost(tier, offer.locality, block_bytes);
             self.can_load(tier).then(|| break_even_blocks(block_ms, cost)).flatten()
         });
         Some(Advised {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! prompt -> namespaces of its model (prompt) -> runs of the one map -> what each instance would load from
-//!           them (offer), at what it costs it now (cost) -> answer (lookup), or scores (score)
+//!           them (offer), at what that costs it now -> answer (lookup), or scores (score)
 //! ```
 //! Invariants
 //! - A tenant is told of what is its own; all else does not exist, for errors and their timing, too.
@@ -16,45 +16,46 @@
 //!
 //! [`Openers`]: crate::openers::Openers
 
-mod cost;
 mod lookup;
 mod offer;
 mod prompt;
 mod score;
 #[cfg(test)]
 mod tests;
+mod watch;
 
 pub(crate) use self::{
-    cost::{Locality, TierCost, TierState},
     lookup::{Advised, Answer, Question},
     offer::{Candidate, Offer, Piece},
     prompt::{Among, Asked, Found, Prefix, Prompt, Scheme},
     score::{Contest, Outcome, Scored},
+    watch::{Blocks, Names, Range, Update},
 };
 
-use kvstrata_tiers::error::Result;
+use std::sync::Arc;
 
-use crate::id;
+use kvstrata_tiers::error::Result;
+use tokio::sync::Semaphore;
+
+use crate::{id, limits::ROUTER_WATCHERS_MAX};
 
 /// What is kept for routers; one for each node.
 #[derive(Debug)]
 pub struct Advice {
     /// Another one after each start.
     epoch: u64,
-    /// The host that the node runs on, as engines on it call it.
-    host: String,
-    /// Whether engines on it are shown its memory.
-    shares_memory: bool,
+    /// Bounds those who watch.
+    watchers: Arc<Semaphore>,
 }
 
 impl Advice {
-    /// Nothing was asked yet; `shares_memory` if engines on this host are shown the node's memory.
+    /// Nothing was asked yet.
     ///
     /// # Errors
     /// `Internal` if the system has no randomness.
-    pub fn new(shares_memory: bool) -> Result<Self> {
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        Ok(Self { epoch: id::random_seed()?, host, shares_memory })
+    pub fn new() -> Result<Self> {
+        let watchers = Arc::new(Semaphore::new(ROUTER_WATCHERS_MAX));
+        Ok(Self { epoch: id::random_seed()?, watchers })
     }
 
     /// Says whether the node has started anew: then what was told before may be wrong.

@@ -2,8 +2,9 @@
 
 use kvstrata_tiers::tier::{Run, Tier};
 
-use super::{Found, Locality};
+use super::Found;
 use crate::{
+    costs::{Locality, TierState},
     node::Node,
     openers::Opener,
     score::{self, Assessment, LoadCost, Prefill, Settings, assess},
@@ -60,8 +61,12 @@ pub(super) struct Known(Vec<Vec<Opener>>);
 impl Known {
     /// All of them, by their own names, each once.
     pub(super) fn candidates(&self) -> Vec<Candidate> {
-        let mut named: Vec<(&str, &str)> =
-            self.0.iter().flatten().map(|known| (known.name(), known.host.as_str())).collect();
+        let mut named: Vec<(&str, &str)> = self
+            .0
+            .iter()
+            .flatten()
+            .map(|known| (known.instance.as_str(), known.host.as_str()))
+            .collect();
         named.sort_unstable();
         named.dedup();
         let candidate = |(instance, node): (&str, &str)| Candidate {
@@ -76,7 +81,7 @@ impl Known {
         named.into_iter().map(candidate).collect()
     }
 
-    /// The latest process of the candidate that has opened the namespace of this prefix.
+    /// The latest of what the candidate may be that has opened the namespace of this prefix.
     fn find(&self, prefix: usize, candidate: &Candidate) -> Option<&Opener> {
         let is_it = |known: &&Opener| known.is_called(&candidate.instance, &candidate.node);
         self.0.get(prefix)?.iter().rev().find(is_it)
@@ -84,6 +89,11 @@ impl Known {
 }
 
 impl Node {
+    /// Whether blocks of this tier can be loaded.
+    pub(super) fn can_load(&self, tier: Tier) -> bool {
+        self.stack.has_tier(tier) && self.costs.state(tier) != TierState::Down
+    }
+
     /// Who has opened the namespaces of what was found.
     pub(super) fn known(&self, found: &Found) -> Known {
         let of = |prefix: &super::Prefix| self.openers.of(prefix.namespace.index());
@@ -101,7 +111,11 @@ impl Node {
     ) -> Option<Offer> {
         let offers = found.prefixes.iter().enumerate().filter_map(|(at, prefix)| {
             let opener = known.find(at, candidate)?;
-            let locality = self.locality(opener, &candidate.zone);
+            let zone = match candidate.zone.as_str() {
+                "" => &opener.zone,
+                given => given,
+            };
+            let locality = self.costs.locality(&opener.host, zone);
             let runs = prefix.runs.iter();
             let pieces = runs.filter_map(|run| self.piece(run, candidate.device_blocks, locality));
             let pieces: Vec<Piece> = pieces.collect();
@@ -137,7 +151,7 @@ impl Node {
             tier: run.tier,
             locality,
             bytes: block_bytes.saturating_mul(u64::from(left)),
-            cost: self.load_cost(run.tier, locality, block_bytes),
+            cost: self.costs.load_cost(run.tier, locality, block_bytes),
         })
     }
 }

@@ -32,6 +32,8 @@ pub(crate) enum Among {
     Model(String),
     /// The one with this id.
     Namespace(Bytes),
+    /// All of the tenant's.
+    All,
 }
 
 /// What is known of a prompt.
@@ -130,10 +132,20 @@ impl Node {
         Ok(Found { total_blocks, unresolved_blocks: asked.saturating_sub(known), prefixes })
     }
 
+    /// The longest prefix that any of the tenant's namespaces has, in blocks.
+    ///
+    /// # Errors
+    /// As those of a lookup.
+    pub(crate) fn prefix_blocks(&self, bearer: &Bearer, prompt: &Prompt) -> Result<u32> {
+        let found = self.find_prefixes(bearer, prompt)?;
+        Ok(found.prefixes.iter().map(Prefix::blocks).max().unwrap_or(0))
+    }
+
     fn namespaces_of(&self, bearer: &Bearer, prompt: &Prompt) -> Result<Vec<Arc<Namespace>>> {
         let mut namespaces = match &prompt.among {
             Among::Namespace(id) => return Ok(vec![self.namespace(bearer, id)?]),
             Among::Model(model) => self.namespaces.of_model(bearer.tenant(), model),
+            Among::All => self.namespaces.of_tenant(bearer.tenant()),
         };
         let wanted = prompt.block_tokens;
         namespaces.retain(|namespace| wanted == 0 || namespace.block_tokens() == wanted);

@@ -8,7 +8,7 @@ use tokio::{task::yield_now, time::Instant};
 use super::{Candidate, Found, Offer, Prompt, offer::assess_with};
 use crate::{
     auth::Bearer,
-    id,
+    id::{self, ReservationId},
     node::Node,
     score::{Assessment, Mode, Prefill, Settings, pick, probabilities},
 };
@@ -43,6 +43,8 @@ pub(crate) struct Outcome {
     pub(crate) taken: usize,
     /// In the order of the candidates.
     pub(crate) scored: Vec<Scored>,
+    /// What was reserved, if anything was.
+    pub(crate) reserved: Option<ReservationId>,
     /// Blocks of the whole prompt.
     pub(crate) total_blocks: u32,
     /// Some were not assessed.
@@ -90,30 +92,40 @@ impl Node {
             yield_now().await;
         }
         let (taken, probabilities) = contest.draw(&assessed)?;
-        if let (Some(Some(offer)), Some(won)) = (offers.get(taken), assessed.get(taken)) {
-            self.expect(contest, &found, offer, won.best_blocks)?;
-        }
+        let reserved = match (offers.get(taken), assessed.get(taken)) {
+            (Some(Some(offer)), Some(won)) if won.best_blocks > 0 => {
+                self.expect(bearer, contest, (&found, offer, won.best_blocks))?
+            }
+            _ => None,
+        };
         let scored = assessed.into_iter().zip(probabilities);
         let scored = scored.map(|(assessment, probability)| Scored { assessment, probability });
         let (scored, total_blocks) = (scored.collect(), found.total_blocks);
-        Ok(Outcome { taken, scored, total_blocks, partial })
+        Ok(Outcome { taken, scored, reserved, total_blocks, partial })
     }
 
-    /// Prepares for what the one that is taken will load.
+    /// Prepares for so many blocks that the one that is taken will load: brings them, and reserves what they
+    /// take. Where nothing more can be reserved, nothing is.
     fn expect(
         self: &Arc<Self>,
+        bearer: &Bearer,
         contest: &Contest,
-        found: &Found,
-        offer: &Offer,
-        blocks: u32,
-    ) -> Result<()> {
-        let Some(prefix) = found.prefixes.get(offer.prefix) else { return Ok(()) };
-        if contest.prefetch && blocks > 0 {
+        (found, offer, blocks): (&Found, &Offer, u32),
+    ) -> Result<Option<ReservationId>> {
+        if let Some(prefix) = found.prefixes.get(offer.prefix).filter(|_| contest.prefetch) {
             let start = offer.pieces.first().map_or(0, |piece| piece.start);
             let hashes = prefix.hashes(start, start.saturating_add(blocks))?;
             self.prefetch(&prefix.namespace, hashes);
         }
-        Ok(())
+        if contest.reserve.is_zero() {
+            return Ok(None);
+        }
+        let reserved = self.costs.reserve(bearer.tenant(), &offer.loads(blocks), contest.reserve);
+        match reserved {
+            Ok((id, _ttl)) => Ok(Some(id)),
+            Err(error) if error.kind().is_retryable() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use futures_util::{StreamExt, stream};
 use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCache};
 use kvstrata_tiers::{
     error::{Error, Result},
-    namespace::Namespace,
+    namespace::{Namespace, Wishes},
     stack::{Ask, Chain},
     tier::Run,
 };
@@ -23,11 +23,16 @@ use crate::{
     limits::LOOKUP_HASHES_MAX,
     metrics::Op,
     openers::Opener,
+    schemes,
     session::{Event, SessionGuard, draining},
 };
 
 /// The least unit of memory that a block of a page or more is rounded to.
 const PAGE_BYTES: u64 = 4096;
+
+/// What a client is told that wishes for what the first one did not.
+const KEEPS_NO_TOKENS: &str = "keep_tokens: another client has opened the namespace without it since the \
+    server started, so token ids are not kept, nor found by; set it for all clients, then restart the server";
 
 type Pins = Vec<kvstrata_tiers::stack::Pin>;
 
@@ -168,8 +173,14 @@ impl Node {
         let zone = convert::label("zone", request.zone)?;
         let client_version = convert::label("client_version", request.client_version)?;
         let spec = convert::namespace_spec(bearer.tenant(), request.kind)?;
-        let opened = self.namespaces.open(spec, request.keep_tokens)?;
+        let keep_tokens = request.keep_tokens;
+        let hash_schemes = schemes::checked(&request.hash_schemes, &spec, keep_tokens)?;
+        let mut opened = self.namespaces.open(spec, Wishes { keep_tokens, hash_schemes })?;
         let namespace = opened.namespace;
+        self.schemes.opened(&namespace);
+        if keep_tokens && !namespace.keeps_tokens() {
+            opened.warnings.push(KEEPS_NO_TOKENS.to_owned());
+        }
         if opened.new {
             let id = namespace.id().short();
             info!(
@@ -211,8 +222,11 @@ impl Node {
         let ask = Ask { sparse: request.sparse, pin_bytes_max };
         let answer = self.stack.lookup(&namespace, hashes, ask);
         self.metrics.record_lookup(convert::answers(answer.counts));
+        let locality = self
+            .openers
+            .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone));
         let run = |run: Run| {
-            let wait = self.stack.estimate_load(run.tier, run.bytes);
+            let wait = self.costs.estimate(run.tier, locality, run.bytes);
             convert::run(&run, self.members.answering, wait)
         };
         let lease = match promise {

@@ -83,7 +83,7 @@ impl Calls {
         op: Op,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
-        let mut call = self.begin(op);
+        let call = self.begin(op);
         let result = match AssertUnwindSafe(work).catch_unwind().await {
             Ok(result) => result,
             Err(payload) => {
@@ -132,7 +132,8 @@ impl Call {
     }
 
     fn count(&self, change: impl FnOnce(usize) -> usize) {
-        if self.op == Op::Session {
+        // These last as long as their clients wish.
+        if matches!(self.op, Op::Session | Op::RouterWatch | Op::RouterWatchTiers) {
             return;
         }
         let mut now = 0;

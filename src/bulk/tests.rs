@@ -28,6 +28,7 @@ use super::{
 use crate::{
     api::{Calls, tests::node},
     auth::{Bearer, Gate, ONLY_TENANT},
+    costs::Via,
     limits::{
         BULK_CREDIT_BYTES_MIN, BULK_FRAME_DEADLINE, BULK_IDLE_MAX, BULK_REQUESTS_MAX,
         HELLO_DEADLINE, PUT_IDLE_MAX,
@@ -102,7 +103,9 @@ impl Stage {
     fn connect(&self) -> Peer {
         let (theirs, ours) = tokio::io::duplex(PIPE_BYTES);
         let (from, to) = tokio::io::split(ours);
-        self.node().tasks.spawn("bulk", connection::run(Arc::clone(&self.bulk), from, to, None));
+        self.node()
+            .tasks
+            .spawn("bulk", connection::run(Arc::clone(&self.bulk), from, to, (Via::Network, None)));
         let (from, to) = tokio::io::split(theirs);
         Peer { from: Input::new(Box::new(from)), to: Box::new(to) }
     }

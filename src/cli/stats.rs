@@ -101,6 +101,15 @@ fn write_counts(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         count(stats.index_blocks),
         ByteSize(stats.index_bytes)
     )?;
+    for scheme in stats.schemes.iter().filter(|scheme| scheme.entries > 0) {
+        writeln!(
+            f,
+            "names     {} of {}, {}",
+            count(scheme.entries),
+            scheme.scheme,
+            ByteSize(scheme.bytes)
+        )?;
+    }
     writeln!(
         f,
         "clients   {} sessions, {} leases over {}, {} of puts in flight",

@@ -1,18 +1,18 @@
 //! Prefetch: blocks brought towards dram ahead of need, in the background.
 
-use std::{future::ready, sync::Arc, time::Duration};
+use std::{future::ready, sync::Arc};
 
 use futures_util::{StreamExt, stream};
 use kvstrata_tiers::{
     block::{BlockHash, Hashes},
     namespace::Namespace,
     stack::Fetch,
-    tier::Tier,
 };
 use tokio::time::Instant;
 
-use super::{Delivered, count};
+use super::count;
 use crate::{
+    costs::Locality,
     limits::{GET_DEADLINE_DEFAULT, PREFETCH_LOADS_MAX},
     node::Node,
 };
@@ -33,13 +33,19 @@ impl Node {
         namespace: &Arc<Namespace>,
         hashes: Hashes<'_>,
     ) -> Prefetched {
+        let bytes = self.stack.bytes_by_tier(namespace, hashes);
         let found = self.stack.prefetch(namespace, hashes);
-        let started = self.load(Arc::clone(namespace), found.cold);
+        let started = self.load(Arc::clone(namespace), found.cold, bytes);
         Prefetched { in_dram: found.in_dram, started }
     }
 
     /// Loads blocks in the background, unless enough prefetches run already; returns how many.
-    fn load(self: &Arc<Self>, namespace: Arc<Namespace>, cold: Vec<BlockHash>) -> u32 {
+    fn load(
+        self: &Arc<Self>,
+        namespace: Arc<Namespace>,
+        cold: Vec<BlockHash>,
+        [_dram, nvme, object]: [u64; 3],
+    ) -> u32 {
         let started = count(cold.len());
         if started == 0 {
             return 0;
@@ -47,6 +53,9 @@ impl Node {
         let Ok(permit) = Arc::clone(&self.prefetches).try_acquire_owned() else { return 0 };
         let (stack, stop) = (self.stack.clone(), self.tasks.stop_token());
         let turns = Arc::clone(&self.prefetch_loads);
+        // Its bytes go nowhere from dram.
+        let bytes = [0, nvme, object];
+        let mut planned = self.costs.begin(namespace.tenant(), Locality::SharedMemory, bytes);
         self.tasks.spawn("prefetch", async move {
             let _permit = permit;
             let deadline = Instant::now() + GET_DEADLINE_DEFAULT;
@@ -59,17 +68,13 @@ impl Node {
             let wanted = stream::iter(cold).take_while(|_| ready(!promotions.is_spent()));
             let loads = wanted.map(load);
             let mut loaded = loads.buffer_unordered(PREFETCH_LOADS_MAX);
-            let mut delivered = Delivered::new(stack.clone());
             let all = async {
                 while let Some(outcome) = loaded.next().await {
-                    if let Ok(Fetch::Hit(block)) = outcome
-                        && block.tier() != Tier::Dram
-                    {
+                    if let Ok(Fetch::Hit(block)) = outcome {
                         let bytes = u64::try_from(block.len()).unwrap_or(u64::MAX);
-                        delivered.block(block.tier(), bytes, Duration::ZERO);
+                        planned.came(block.tier(), bytes);
                     }
                 }
-                delivered.finish();
             };
             // Stopping half-way is fine: it is only a hint.
             stop.run_until_cancelled(all).await.unwrap_or_default();

@@ -17,6 +17,16 @@ label_values! {
 }
 
 label_values! {
+    /// Why a block has no name in a hash scheme.
+    UnindexedLabel {
+        /// The index takes all the memory that it may.
+        Full = "full",
+        /// The engine's hash is of more than the block's tokens.
+        Unlike = "unlike",
+    }
+}
+
+label_values! {
     /// What a lookup said about a block: the decision, not a later delivery.
     Answer {
         /// In the prefix, in dram.
@@ -113,6 +123,18 @@ label_values! {
         RouterLookup = "router_lookup",
         /// A router's score.
         RouterScore = "router_score",
+        /// A router that follows what is where.
+        RouterWatch = "router_watch",
+        /// A router that follows what loading costs.
+        RouterWatchTiers = "router_watch_tiers",
+        /// Loads that a router expects.
+        RouterReserve = "router_reserve",
+        /// The end of such.
+        RouterRelease = "router_release",
+        /// How long loads took.
+        RouterReport = "router_report",
+        /// Which blocks there are, asked as Dynamo does.
+        CheckBlocks = "check_blocks",
     }
 }
 
@@ -245,5 +267,15 @@ label_values! {
         Lost = "lost",
         /// It could not be read.
         Broken = "broken",
+    }
+}
+
+label_values! {
+    /// Who tells how long a load took that was estimated.
+    Judge {
+        /// This node, of its own gets.
+        Node = "node",
+        /// A router or an engine, by a report.
+        Report = "report",
     }
 }

@@ -3,18 +3,21 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod costs;
 mod events;
 mod labels;
 mod resp;
+mod schemes;
 mod store;
 mod trust;
 
 use std::time::Duration;
 
+pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
-    RespCommand, RespDrop, TierLabel, Unproven,
+    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
+    Reloaded, RespCommand, RespDrop, TierLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -22,6 +25,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 pub use resp::RespMetrics;
+pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
 pub use trust::TrustMetrics;
 
@@ -119,6 +123,10 @@ pub struct ServerMetrics {
     pub resp: RespMetrics,
     /// The events of engines.
     pub events: EventMetrics,
+    /// What loading costs.
+    pub costs: CostMetrics,
+    /// The index of hash schemes.
+    pub schemes: SchemeMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -159,6 +167,8 @@ impl ServerMetrics {
             trust: TrustMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
+            costs: CostMetrics::register(registry),
+            schemes: SchemeMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

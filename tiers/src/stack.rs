@@ -58,15 +58,17 @@ use self::{
 pub use self::{
     block::{Block, PartBytes},
     claim::{Claim, Offer},
+    cost::{DevicePace, DeviceState},
     load::Fetch,
     lookup::{Answer, Ask, Pin},
     piece::{Filled, Piece, PutOutcome, Span},
     promotions::Promotions,
     put::PutBatch,
-    verbs::{Chain, Description, Prefetch, Usage},
+    verbs::{Chain, Prefetch, Usage},
 };
+pub use crate::description::Description;
 use crate::{
-    block::{BlockHash, Hashes},
+    block::{BlockHash, BlockKey, Hashes},
     dram::Pool,
     error::{Error, Result},
     event::EventFeed,
@@ -433,15 +435,16 @@ impl Stack {
         EventFeed::new(Arc::clone(&self.shared.map))
     }
 
-    /// Estimates how long loading `bytes` from `tier` takes: setup and bytes by measured bandwidth.
+    /// What the device of a colder tier does now; none of dram, and of a tier that is not there.
     #[must_use]
-    pub fn estimate_load(&self, tier: Tier, bytes: u64) -> std::time::Duration {
-        self.shared.costs.estimate(tier, bytes)
+    pub fn pace(&self, tier: Tier) -> Option<DevicePace> {
+        self.has_tier(tier).then(|| self.shared.costs.pace(tier))?
     }
 
-    /// Calibrates the estimates: `bytes` of `tier` were delivered in `elapsed`.
-    pub fn record_load(&self, tier: Tier, bytes: u64, elapsed: std::time::Duration) {
-        self.shared.costs.record(tier, bytes, elapsed);
+    /// Bytes of those of `hashes` that are readable, by the hottest tier that has them, hot to cold.
+    #[must_use]
+    pub fn bytes_by_tier(&self, namespace: &Namespace, hashes: Hashes<'_>) -> [u64; 3] {
+        self.shared.bytes_by_tier(namespace, hashes)
     }
 
     /// What the stack holds now.
@@ -454,6 +457,21 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
+    }
+
+    /// Which tiers have a block now, hot to cold.
+    #[must_use]
+    pub fn presence(&self, key: BlockKey) -> [bool; 3] {
+        let at = self.shared.map.hashed(key.namespace, key.hash);
+        let presence = |shard: &mut crate::map::Shard| {
+            let entry = shard.entry(at)?;
+            let mut presence = [false; 3];
+            for (has, tier) in presence.iter_mut().zip(Tier::ALL) {
+                *has = entry.tiers().any(|known| known == tier);
+            }
+            Some(presence)
+        };
+        self.shared.map.with(at, presence).unwrap_or_default()
     }
 
     /// The tiers that have a block, hot to cold, for tests.

@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .. import Client, Namespace
+from .. import Client, InvalidError, Namespace
+from .settings import Settings
 
 __all__ = ["Identity", "Opaque", "digest"]
 
@@ -33,7 +34,7 @@ class Identity:
     lora: bytes | None = None
     cache_salt: bytes | None = None
 
-    def open(self, client: Client) -> Namespace:
+    def open(self, client: Client, settings: Settings) -> Namespace:
         """Declares it to the server. Raises a `kvstrata.Error`."""
         return client.open_namespace(
             model=self.model,
@@ -49,6 +50,8 @@ class Identity:
             hash_root=self.hash_root,
             lora=self.lora,
             cache_salt=self.cache_salt,
+            keep_tokens=settings.keep_tokens,
+            hash_schemes=settings.hash_schemes,
         )
 
 
@@ -62,8 +65,13 @@ class Opaque:
     name: str
     bytes_max: int = 0
 
-    def open(self, client: Client) -> Namespace:
+    def open(self, client: Client, settings: Settings) -> Namespace:
         """Declares it to the server. Raises a `kvstrata.Error`."""
+        if settings.keep_tokens:
+            raise InvalidError("keep_tokens: given, but nobody tells the tokens of these keys")
+        if settings.hash_schemes:
+            given = ", ".join(settings.hash_schemes)
+            raise InvalidError(f"hash_schemes: {given} given, but these keys have no other names")
         return client.open_opaque(self.name, bytes_max=self.bytes_max)
 
 

@@ -16,6 +16,8 @@ _FOREVER = 3600.0
 _VARIABLES = tuple(
     (name, f"KVSTRATA_{name.upper()}") for name in ("endpoint", "token", "instance", "node", "zone")
 )
+_SCHEMES = ("vllm_u64", "sglang_i64", "dynamo", "llm_d")
+_OF_TOKENS = frozenset(("dynamo", "llm_d"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,10 @@ class Settings:
       takes a millisecond, and what takes a second is not there.
     - `load_timeout`: seconds for a load as a whole, 10: longer than a prefill is of no use.
     - `store_timeout`: seconds for a store, 30: its memory is the engine's until it has ended.
+    - `hash_schemes`: other names by which routers may ask for blocks: a list of `vllm_u64`,
+      `sglang_i64`, `dynamo`, `llm_d`. Default none, because they take memory of the server.
+    - `keep_tokens`: whether the server keeps token ids that it is told of blocks (they are prompts),
+      which event publishers need. Default: if `dynamo` or `llm_d` is among the schemes.
     """
 
     endpoint: str = "127.0.0.1:9400"
@@ -50,6 +56,8 @@ class Settings:
     timeout: float = 1.0
     load_timeout: float = 10.0
     store_timeout: float = 30.0
+    hash_schemes: tuple[str, ...] = ()
+    keep_tokens: bool = False
 
     @classmethod
     def parse(
@@ -68,6 +76,7 @@ class Settings:
             name: os.environ[variable] for name, variable in _VARIABLES if os.environ.get(variable)
         }
         values |= {name: _checked(name, value) for name, value in given.items() if name in ours}
+        values.setdefault("keep_tokens", not _OF_TOKENS.isdisjoint(values.get("hash_schemes", ())))
         return cls(**values), {name: given[name] for name in also if name in given}
 
     def connect(self, name: str) -> Client:
@@ -99,7 +108,22 @@ def _checked(name: str, value: object) -> object:
         if not is_number or not 0 < cast(float, value) <= _FOREVER:
             raise InvalidError(f"{name}: {value!r} given, above 0 to {_FOREVER:.0f} s allowed")
         return float(cast(float, value))
+    if name == "keep_tokens":
+        if not isinstance(value, bool):
+            raise InvalidError(f"keep_tokens: {value!r} given, true or false allowed")
+        return value
+    if name == "hash_schemes":
+        return _schemes(value)
     if not isinstance(value, str) or not value:
         shown = "a value of another type or none" if name == "token" else repr(value)
         raise InvalidError(f"{name}: {shown} given, a text allowed")
     return value
+
+
+def _schemes(given: object) -> tuple[str, ...]:
+    schemes = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    for scheme in schemes:
+        if scheme not in _SCHEMES:
+            allowed = ", ".join(_SCHEMES)
+            raise InvalidError(f"hash_schemes: {scheme!r} given, a list of {allowed} allowed")
+    return schemes

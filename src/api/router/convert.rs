@@ -11,13 +11,15 @@ use tokio::time::Instant;
 
 use crate::{
     advice::{
-        Advised, Among, Answer, Asked, Candidate, Contest, Found, Locality, Outcome, Piece, Prefix,
-        Prompt, Question, Scheme, Scored, TierCost, TierState,
+        Advised, Among, Answer, Asked, Candidate, Contest, Found, Outcome, Piece, Prefix, Prompt,
+        Question, Scheme, Scored,
     },
+    costs::{Locality, Report, TierCost, TierState},
     flow::{count, millis, period},
+    id::ReservationId,
     limits::{
-        LOOKUP_HASHES_MAX, ROUTER_CANDIDATES_MAX, ROUTER_DEADLINE_DEFAULT, ROUTER_DEADLINE_MAX,
-        ROUTER_PROMPTS_MAX, ROUTER_RESERVE_MAX, ROUTER_TOKENS_MAX,
+        LOOKUP_HASHES_MAX, RESERVATION_TTL_MAX, ROUTER_CANDIDATES_MAX, ROUTER_DEADLINE_DEFAULT,
+        ROUTER_DEADLINE_MAX, ROUTER_LOADS_MAX, ROUTER_PROMPTS_MAX, ROUTER_TOKENS_MAX,
     },
     node::Node,
     score::{Mode, Prefill, Settings, Weights},
@@ -51,11 +53,11 @@ pub(super) fn contest(request: wire::ScoreRequest) -> Result<Contest> {
     let settings = settings(&request)?;
     let temperature = number("temperature", request.temperature)?;
     let reserve = Duration::from_millis(u64::from(request.reserve_ms));
-    if reserve > ROUTER_RESERVE_MAX {
+    if reserve > RESERVATION_TTL_MAX {
         return Err(Error::invalid(format!(
             "reserve_ms: {} given, 0 to {} allowed",
             request.reserve_ms,
-            ROUTER_RESERVE_MAX.as_millis()
+            RESERVATION_TTL_MAX.as_millis()
         )));
     }
     let given = request.prompt.ok_or_else(|| Error::invalid("prompt: nothing given, required"))?;
@@ -159,6 +161,14 @@ fn scheme_of(given: wire::HashScheme) -> Result<Scheme> {
     }
 }
 
+/// The scheme by which blocks are told to a watcher; none for the engine's own hashes.
+pub(super) fn watch_scheme(given: wire::HashScheme) -> Result<Option<Scheme>> {
+    match given {
+        wire::HashScheme::Unspecified | wire::HashScheme::Native => Ok(None),
+        other => scheme_of(other).map(Some),
+    }
+}
+
 fn candidates(field: &str, given: Vec<wire::Candidate>, least: usize) -> Result<Vec<Candidate>> {
     at_most(field, given.len(), least, ROUTER_CANDIDATES_MAX)?;
     let of = |(at, given): (usize, wire::Candidate)| {
@@ -196,7 +206,7 @@ fn number(field: &str, given: f64) -> Result<f64> {
     Err(Error::invalid(format!("{field}: {given} given, a finite number from 0 on required")))
 }
 
-fn at_most(field: &str, given: usize, least: usize, most: usize) -> Result<()> {
+pub(super) fn at_most(field: &str, given: usize, least: usize, most: usize) -> Result<()> {
     if (least..=most).contains(&given) {
         return Ok(());
     }
@@ -206,6 +216,73 @@ fn at_most(field: &str, given: usize, least: usize, most: usize) -> Result<()> {
 fn deadline(given_ms: u32) -> Result<Instant> {
     let (default, max) = (ROUTER_DEADLINE_DEFAULT, ROUTER_DEADLINE_MAX);
     Ok(Instant::now() + period("deadline_ms", given_ms, default, max)?)
+}
+
+/// Loads that are expected of this node: those of other holders are no concern of it.
+///
+/// # Errors
+/// `Invalid` naming the field, the value and the range.
+pub(super) fn held(node: &Node, given: &[wire::HeldBytes]) -> Result<Vec<(Tier, u64)>> {
+    at_most("loads", given.len(), 1, ROUTER_LOADS_MAX)?;
+    let load = |(at, load): (usize, &wire::HeldBytes)| {
+        let tier = tier_of(&format!("loads[{at}].tier"), load.tier())?;
+        let is_ours = load.holder.is_empty() || load.holder == node.name;
+        Ok(is_ours.then_some((tier, load.bytes)))
+    };
+    given.iter().enumerate().map(load).filter_map(Result::transpose).collect()
+}
+
+/// How long loads took from this node.
+///
+/// # Errors
+/// `Invalid` naming the field, the value and the range.
+pub(super) fn reports(node: &Node, given: &[wire::LoadReport]) -> Result<Vec<Report>> {
+    at_most("loads", given.len(), 1, ROUTER_LOADS_MAX)?;
+    let report = |(at, load): (usize, &wire::LoadReport)| {
+        let name = |what: &str| format!("loads[{at}].{what}");
+        let time = |what: &str, given: f64| -> Result<Duration> {
+            let ms = number(&name(what), given)?;
+            Ok(Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX))
+        };
+        let id = &load.reservation_id;
+        let reservation = (!id.is_empty())
+            .then(|| ReservationId::read(&name("reservation_id"), id))
+            .transpose()?;
+        let report = Report {
+            tier: tier_of(&name("tier"), load.tier())?,
+            locality: locality_of(&name("locality"), load.locality())?,
+            bytes: load.bytes,
+            predicted: time("predicted_ms", load.predicted_ms)?,
+            actual: time("actual_ms", load.actual_ms)?,
+            reservation,
+        };
+        let is_ours = load.holder.is_empty() || load.holder == node.name;
+        Ok(is_ours.then_some(report))
+    };
+    given.iter().enumerate().map(report).filter_map(Result::transpose).collect()
+}
+
+fn tier_of(field: &str, given: wire::Tier) -> Result<Tier> {
+    match given {
+        wire::Tier::Dram => Ok(Tier::Dram),
+        wire::Tier::Nvme => Ok(Tier::Nvme),
+        wire::Tier::Object => Ok(Tier::Object),
+        wire::Tier::Unspecified => {
+            Err(Error::invalid(format!("{field}: none given; dram, nvme or object required")))
+        }
+    }
+}
+
+fn locality_of(field: &str, given: wire::Locality) -> Result<Locality> {
+    match given {
+        wire::Locality::SharedMemory => Ok(Locality::SharedMemory),
+        wire::Locality::SameNode => Ok(Locality::SameNode),
+        wire::Locality::SameZone => Ok(Locality::SameZone),
+        wire::Locality::Remote => Ok(Locality::Remote),
+        wire::Locality::Unspecified => {
+            Err(Error::invalid(format!("{field}: none given, that of the answer required")))
+        }
+    }
 }
 
 /// The answer to a lookup; who says it, when, and what tiers cost is added by the caller.
@@ -298,10 +375,12 @@ fn segment(node: &Node, piece: &Piece) -> wire::Segment {
 pub(super) fn scores(candidates: &[Candidate], outcome: Outcome) -> wire::ScoreResponse {
     let named = candidates.iter().zip(outcome.scored);
     let taken = candidates.get(outcome.taken);
+    let reserved = outcome.reserved;
     wire::ScoreResponse {
         instance: taken.map(|taken| taken.instance.clone()).unwrap_or_default(),
         taken: count(outcome.taken),
         scored: named.map(|(candidate, scored)| score(candidate, &scored)).collect(),
+        reservation_id: reserved.map(|id| id.as_bytes().to_vec().into()).unwrap_or_default(),
         total_blocks: outcome.total_blocks,
         partial: outcome.partial,
         ..wire::ScoreResponse::default()

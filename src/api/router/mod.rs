@@ -1,8 +1,10 @@
 //! The gRPC contract `kvstrata.router.v1`, and its twins in JSON: wire to domain and back.
 
+mod check;
 mod convert;
+mod watch;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kvstrata_proto::router::v1::{self as wire, router_server};
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
@@ -12,7 +14,8 @@ use tonic::{Request, Response, Status};
 use super::{Calls, Node, Observed, bearer_of};
 use crate::{
     auth::Bearer,
-    flow::millis,
+    flow::{count, millis},
+    id::ReservationId,
     limits::{MESSAGE_BYTES_MAX, ROUTER_TTL},
     metrics::Op,
     object::now_unix_ms,
@@ -20,7 +23,7 @@ use crate::{
 
 /// The service; clones share the node.
 #[derive(Debug, Clone)]
-pub struct RouterService {
+pub(crate) struct RouterService {
     node: Arc<Node>,
     calls: Calls,
 }
@@ -35,7 +38,7 @@ pub(crate) fn service(node: Arc<Node>, calls: Calls) -> router_server::RouterSer
 impl RouterService {
     /// Serves `node`.
     #[must_use]
-    pub fn new(node: Arc<Node>, calls: Calls) -> Self {
+    pub(crate) fn new(node: Arc<Node>, calls: Calls) -> Self {
         Self { node, calls }
     }
 
@@ -61,6 +64,18 @@ impl RouterService {
             "score" => {
                 let work = async |request| node.router_score(bearer, request).await;
                 self.twin(Op::RouterScore, body, work).await
+            }
+            "reserve" => {
+                let work = async |request| node.router_reserve(bearer, &request);
+                self.twin(Op::RouterReserve, body, work).await
+            }
+            "release" => {
+                let work = async |request| node.router_release(bearer, &request);
+                self.twin(Op::RouterRelease, body, work).await
+            }
+            "report" => {
+                let work = async |request| node.router_report(bearer, &request);
+                self.twin(Op::RouterReport, body, work).await
             }
             _ => return None,
         })
@@ -110,37 +125,51 @@ impl router_server::Router for RouterService {
 
     async fn watch(
         &self,
-        _request: Request<wire::WatchRequest>,
+        request: Request<wire::WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::unimplemented("watch"))
+        let bearer = bearer_of(&request)?;
+        match self.node.router_watch(bearer, request.into_inner()) {
+            Ok(updates) => Ok(Response::new(self.calls.stream(Op::RouterWatch, updates))),
+            Err(why) => self.calls.unary(Op::RouterWatch, async { Err(why) }).await,
+        }
     }
 
     async fn watch_tiers(
         &self,
-        _request: Request<wire::WatchTiersRequest>,
+        request: Request<wire::WatchTiersRequest>,
     ) -> Result<Response<Self::WatchTiersStream>, Status> {
-        Err(Status::unimplemented("watch_tiers"))
+        let bearer = bearer_of(&request)?;
+        match self.node.router_watch_tiers(bearer, &request.into_inner()) {
+            Ok(updates) => Ok(Response::new(self.calls.stream(Op::RouterWatchTiers, updates))),
+            Err(why) => self.calls.unary(Op::RouterWatchTiers, async { Err(why) }).await,
+        }
     }
 
     async fn reserve(
         &self,
-        _request: Request<wire::ReserveRequest>,
+        request: Request<wire::ReserveRequest>,
     ) -> Result<Response<wire::ReserveResponse>, Status> {
-        Err(Status::unimplemented("reserve"))
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.router_reserve(&bearer, &request.into_inner()) };
+        self.calls.unary(Op::RouterReserve, work).await
     }
 
     async fn release(
         &self,
-        _request: Request<wire::ReleaseRequest>,
+        request: Request<wire::ReleaseRequest>,
     ) -> Result<Response<wire::ReleaseResponse>, Status> {
-        Err(Status::unimplemented("release"))
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.router_release(&bearer, &request.into_inner()) };
+        self.calls.unary(Op::RouterRelease, work).await
     }
 
     async fn report(
         &self,
-        _request: Request<wire::ReportRequest>,
+        request: Request<wire::ReportRequest>,
     ) -> Result<Response<wire::ReportResponse>, Status> {
-        Err(Status::unimplemented("report"))
+        let bearer = bearer_of(&request)?;
+        let work = async { self.node.router_report(&bearer, &request.into_inner()) };
+        self.calls.unary(Op::RouterReport, work).await
     }
 }
 
@@ -177,6 +206,38 @@ impl Node {
     }
 
     fn wire_tier_costs(&self) -> Vec<wire::TierCost> {
-        self.tier_costs().iter().map(|cost| convert::tier_cost(self, cost)).collect()
+        self.costs.snapshot().iter().map(|cost| convert::tier_cost(self, cost)).collect()
+    }
+
+    fn router_reserve(
+        &self,
+        bearer: &Bearer,
+        request: &wire::ReserveRequest,
+    ) -> Result<wire::ReserveResponse> {
+        let loads = convert::held(self, &request.loads)?;
+        let ttl = Duration::from_millis(u64::from(request.ttl_ms));
+        let (id, ttl) = self.costs.reserve(bearer.tenant(), &loads, ttl)?;
+        let reservation_id = id.as_bytes().to_vec().into();
+        Ok(wire::ReserveResponse { reservation_id, ttl_ms: millis(ttl) })
+    }
+
+    fn router_release(
+        &self,
+        bearer: &Bearer,
+        request: &wire::ReleaseRequest,
+    ) -> Result<wire::ReleaseResponse> {
+        let id = ReservationId::read("reservation_id", &request.reservation_id)?;
+        self.costs.release(bearer.tenant(), id);
+        Ok(wire::ReleaseResponse {})
+    }
+
+    fn router_report(
+        &self,
+        bearer: &Bearer,
+        request: &wire::ReportRequest,
+    ) -> Result<wire::ReportResponse> {
+        let reports = convert::reports(self, &request.loads)?;
+        let taken = reports.iter().filter(|report| self.costs.report(bearer.tenant(), report));
+        Ok(wire::ReportResponse { taken: count(taken.count()) })
     }
 }

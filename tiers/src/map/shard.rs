@@ -10,7 +10,8 @@ use super::{
     removed,
 };
 use crate::{
-    block::BlockKey,
+    block::{BlockHash, BlockKey},
+    description::Description,
     dram::Payload,
     event::{Drained, EventRing, TierEvent},
     evict::{EntryId, Eviction, Lru},
@@ -24,14 +25,26 @@ struct Class {
     order: Box<dyn Eviction>,
 }
 
-/// What was said about a block with `describe`.
+/// A [`Description`] as the map keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Described {
-    pub(crate) parent: Option<crate::block::BlockHash>,
+    pub(crate) parent: Option<BlockHash>,
     pub(crate) position: u32,
     pub(crate) tokens: Box<[u32]>,
     /// Shared by the blocks that were described together.
     pub(crate) lora_name: Arc<str>,
+}
+
+impl Described {
+    /// With its tokens, or without.
+    pub(crate) fn to_description(&self, with_tokens: bool) -> Description {
+        Description {
+            parent: self.parent,
+            position: self.position,
+            tokens: if with_tokens { self.tokens.to_vec() } else { Vec::new() },
+            lora_name: self.lora_name.to_string(),
+        }
+    }
 }
 
 /// What an eviction took out of dram. Dropping the payload gives the memory back: do it after the
@@ -276,15 +289,17 @@ impl Shard {
         Some(Evicted { key: at.key, len, context, payload, gone, fragment })
     }
 
-    /// Attaches what is known of a block's place in its chain.
-    pub(crate) fn describe(&mut self, id: EntryId, description: Described) {
+    /// Attaches what is known of a block's place in its chain; false if that was known.
+    pub(crate) fn describe(&mut self, id: EntryId, description: Described) -> bool {
+        if self.descriptions.get(&id) == Some(&description) {
+            return false;
+        }
         let readable = self.get(id).filter(|entry| entry.hottest().is_some());
-        if let Some(key) = readable.map(|entry| entry.key)
-            && self.descriptions.get(&id) != Some(&description)
-        {
+        if let Some(key) = readable.map(|entry| entry.key) {
             self.events.push(TierEvent::Described { key });
         }
         self.descriptions.insert(id, description);
+        true
     }
 
     /// Takes what is to be told to `feed`.
