@@ -14,6 +14,7 @@ Usage: check.py [--rewrite] [REPOSITORY]. Prints one closing line; exits 1 if an
 from __future__ import annotations
 
 import copy
+import json
 import re
 import subprocess
 import sys
@@ -96,6 +97,9 @@ def check_lint(tally: Tally, path: Path) -> None:
             problems = list(report["errors"])
             problems += [m["error"] for m in report["messages"] if m["severity"] >= 2]
             tally.expect_none(problems, f"lint of {name} for Kubernetes {version}")
+    # Older ones have no schemas at hand, but fields that they do not know are left out.
+    old = helm_python.lint(str(path), strict=True, kube_version="v1.20.0")
+    tally.expect(not old["errors"], f"lint for Kubernetes 1.20: {old['errors']}")
 
 
 def check_schemas(tally: Tally, found: list[Manifest], name: str) -> None:
@@ -278,6 +282,31 @@ def check_queries(tally: Tally, chart: helm_python.Chart, repository: Path) -> N
         tally.expect(any(word in s for s in said), f"{new!r} in a dashboard: only {said}")
 
 
+def settings(text: str) -> list[Values]:
+    """The JSON that is pasted into engines, outermost objects in order."""
+    return [json.loads(found) for found in re.findall(r"'(\{\n.*?\})'", text, re.DOTALL)]
+
+
+def check_notes(tally: Tally, chart: helm_python.Chart, repository: Path) -> None:
+    """What the notes give to paste parses, and is what docs/engines give, but for the address."""
+
+    def notes(values: Values) -> str:
+        rendered = chart.render(values, name=RELEASE, namespace=NAMESPACE)
+        return next(text for path, text in rendered.items() if path.endswith("NOTES.txt"))
+
+    found = settings(notes({}))
+    address = f"{RELEASE}-kvstrata.{NAMESPACE}.svc:9400"
+    for given, engine in zip(found, ("vllm", "sglang", "lmcache"), strict=True):
+        page = (repository / "docs" / "engines" / f"{engine}.md").read_text(encoding="utf-8")
+        page = page.replace("127.0.0.1:9400", address).replace('"bf16"', '"LABEL"')
+        documented = settings(page)[0]
+        tally.expect(given == documented, f"{engine}: notes have {given}, docs have {documented}")
+    for name, values in sets.GOOD.items():
+        text = notes(values)
+        tally.expect("%!" not in text and "<no value>" not in text, f"{name}: notes: {text}")
+        tally.expect(len(settings(text)) == 3, f"{name}: notes have {len(settings(text))} settings")
+
+
 def check_written(tally: Tally, repository: Path) -> None:
     """What scripts write is what they would write now."""
     for script in WRITERS:
@@ -316,6 +345,7 @@ def main() -> int:
         check_versions(tally, chart, repository)
         check_golden(tally, chart, repository)
         check_queries(tally, chart, repository)
+        check_notes(tally, chart, repository)
     check_written(tally, repository)
     check_dockerfile(tally, repository)
     print(f"{tally.passed} passed, {tally.failed} failed")
