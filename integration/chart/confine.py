@@ -18,10 +18,12 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,14 @@ from typing import Any
 Manifest = dict[str, Any]
 
 MARK = "KVSTRATA_CHART_INSIDE"
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 38, 22, 24
+PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 38, 22, 24
 SECCOMP_MODE_FILTER = 2
 SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO = 0x7FFF0000, 0x00050000
 EPERM = 1
 # io_uring_setup, _enter and _register have the same numbers on x86-64 and on arm64.
 IO_URING_CALLS = (425, 426, 427)
 BPF_LOAD_WORD, BPF_JUMP_EQUAL, BPF_RETURN = 0x20, 0x15, 0x06
+DEVICES = ("null", "zero", "random", "urandom")
 IFF_UP, SIOCGIFFLAGS, SIOCSIFFLAGS = 1, 0x8913, 0x8914
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -97,17 +100,35 @@ def missing() -> str | None:
     return f"no namespaces: {tried.stderr.strip()}" if tried.returncode else None
 
 
-def enter() -> int | None:
-    """Starts this program again in namespaces of its own and returns its exit code; None inside."""
-    if os.environ.get(MARK):
-        interface = struct.pack("16sh", b"lo", 0)
-        with socket.socket() as any_socket:
-            answer = fcntl.ioctl(any_socket, SIOCGIFFLAGS, interface)
-            flags = struct.unpack("16sh", answer)[1] | IFF_UP
-            fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", flags))
+def enter(parent: Path) -> int | None:
+    """Starts this program again in namespaces of its own and returns its exit code; None inside.
+
+    What it mounts is below a directory that is made in `parent`, and removed when the namespaces are
+    gone, and with them the mounts: before that it would lead into the host.
+    """
+    if MARK in os.environ:
+        bring_loopback_up()
         return None
     command = ["unshare", "--mount", "--net", "--propagation", "private", sys.executable, *sys.argv]
-    return subprocess.run(command, env=os.environ | {MARK: "1"}, check=False).returncode
+    with tempfile.TemporaryDirectory(prefix="chart-", dir=parent) as directory:
+        Path(directory).chmod(0o755)
+        return subprocess.run(command, env=os.environ | {MARK: directory}, check=False).returncode
+
+
+def scratch(name: str) -> Path:
+    """A new directory below that of `enter`."""
+    directory = Path(os.environ[MARK]) / name
+    directory.mkdir()
+    return directory
+
+
+def bring_loopback_up() -> None:
+    """As every pod has it."""
+    interface = struct.pack("16sh", b"lo", 0)
+    with socket.socket() as any_socket:
+        answer = fcntl.ioctl(any_socket, SIOCGIFFLAGS, interface)
+        flags = struct.unpack("16sh", answer)[1] | IFF_UP
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", flags))
 
 
 def mount(*arguments: str | Path) -> None:
@@ -205,6 +226,7 @@ class Pod:
             os.umask(0o022)
             if not container["securityContext"]["allowPrivilegeEscalation"]:
                 prctl(PR_SET_NO_NEW_PRIVS, 1)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             refuse_io_uring()
 
         with log.open("ab") as output:
@@ -274,7 +296,10 @@ class Pod:
         mount("--bind", binary, root / "usr/bin/kvstrata")
         mount("-t", "proc", "proc", root / "proc")
         mount("--rbind", "/sys", root / "sys")
-        mount("--rbind", "/dev", root / "dev")
+        mount("-t", "tmpfs", "-o", "mode=755", "dev", root / "dev")
+        for device in DEVICES:
+            (root / "dev" / device).touch()
+            mount("--bind", f"/dev/{device}", root / "dev" / device)
         for found in container["volumeMounts"]:
             target = root / found["mountPath"].lstrip("/")
             if found["name"] not in mounts:

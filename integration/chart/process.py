@@ -21,8 +21,6 @@ import sys
 import tempfile
 import time
 from base64 import b64encode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import helm_python
@@ -140,20 +138,6 @@ class Node:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
 
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A directory on the disk of the repository, for nvme must not lie in memory."""
-    (REPOSITORY / "target").mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="chart-", dir=REPOSITORY / "target") as name:
-        directory = Path(name)
-        directory.chmod(0o755)
-        try:
-            yield directory
-        finally:
-            for root in sorted(directory.glob("root-*")):
-                subprocess.run(["umount", "--recursive", "--lazy", root], check=False)
-
-
 def cluster_for(directory: Path, binary: Path, found: list[Manifest]) -> Cluster:
     """What the pods of one rendering refer to."""
     cluster = Cluster(directory, binary)
@@ -245,38 +229,36 @@ def check_engine_beside_agent(tally: Tally, test: Pod, agent: Pod) -> None:
 
 def check_scenario(tally: Tally, name: str, found: list[Manifest], binary: Path) -> None:
     """One rendering, run."""
-    with scratch() as directory:
-        cluster = cluster_for(directory, binary, found)
-        pod = Pod(cluster, f"{find.workload(found)['metadata']['name']}-0", find.pod(found))
+    directory = confine.scratch(re.sub(r"\W+", "-", name))
+    cluster = cluster_for(directory, binary, found)
+    pod = Pod(cluster, f"{find.workload(found)['metadata']['name']}-0", find.pod(found))
+    node = Node(pod)
+    try:
+        ready = node.until_ready()
+        tally.expect(ready, f"{name}: not ready; it said:\n{node.told()}")
+        if not ready:
+            return
+        check_confined(tally, name, node)
+        test = check_helm_test(tally, name, cluster, found)
+        auth = find.config(found)["auth"]
+        secret = next((k for k in cluster.objects if k[1].endswith("-tokens")), ("Secret", "own"))
+        token = cluster.objects[secret]["token"].decode() if "tokens_file" in auth else None
+        check_metrics(tally, name, node, token)
+        if find.is_agent(found):
+            check_engine_beside_agent(tally, test, pod)
+        tally.expect(node.stop() == 0, f"{name}: SIGTERM: {node.process.returncode}")
+        refused = "set up an io_uring: Operation not permitted" in node.told()
+        tally.expect(refused, f"{name}: io_uring was not refused")
+        leaked = [s for s in (token, OWN_TOKEN) if s and s in node.told()]
+        tally.expect(not leaked, f"{name}: a token is in the log")
         node = Node(pod)
-        try:
-            ready = node.until_ready()
-            tally.expect(ready, f"{name}: not ready; it said:\n{node.told()}")
-            if not ready:
-                return
-            check_confined(tally, name, node)
-            test = check_helm_test(tally, name, cluster, found)
-            auth = find.config(found)["auth"]
-            secret = next(
-                (k for k in cluster.objects if k[1].endswith("-tokens")), ("Secret", "own")
-            )
-            token = cluster.objects[secret]["token"].decode() if "tokens_file" in auth else None
-            check_metrics(tally, name, node, token)
-            if find.is_agent(found):
-                check_engine_beside_agent(tally, test, pod)
-            tally.expect(node.stop() == 0, f"{name}: SIGTERM: {node.process.returncode}")
-            refused = "set up an io_uring: Operation not permitted" in node.told()
-            tally.expect(refused, f"{name}: io_uring was not refused")
-            leaked = [s for s in (token, OWN_TOKEN) if s and s in node.told()]
-            tally.expect(not leaked, f"{name}: a token is in the log")
-            node = Node(pod)
-            tally.expect(node.until_ready(), f"{name}: not ready again:\n{node.told()}")
-            get = next(c for c in test.spec["initContainers"] if c["args"][0] == "get")
-            code, told = test.run(get)
-            tally.expect(code == 0, f"{name}: after a restart: {told}")
-            tally.expect(node.stop() == 0, f"{name}: SIGTERM: {node.process.returncode}")
-        finally:
-            node.process.kill()
+        tally.expect(node.until_ready(), f"{name}: not ready again:\n{node.told()}")
+        get = next(c for c in test.spec["initContainers"] if c["args"][0] == "get")
+        code, told = test.run(get)
+        tally.expect(code == 0, f"{name}: after a restart: {told}")
+        tally.expect(node.stop() == 0, f"{name}: SIGTERM: {node.process.returncode}")
+    finally:
+        node.process.kill()
 
 
 def accepts(binary: Path, config: Values, limit: str) -> str | None:
@@ -315,8 +297,8 @@ def check_memory(tally: Tally, chart: helm_python.Chart, binary: Path) -> None:
 
 def check_configurations(tally: Tally, chart: helm_python.Chart, binary: Path) -> None:
     """The server takes the configuration of every good set of values, at that much memory."""
-    with scratch() as directory:
-        file = directory / "config.toml"
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "config.toml"
         for name, values in sets.GOOD.items():
             found = render(chart, values)
             maps = [m for m in find.of_kind(found, "ConfigMap") if "config.toml" in m["data"]]
@@ -342,7 +324,7 @@ def main() -> int:
     binary = given.resolve(strict=True)
     tally = Tally()
     why = confine.missing()
-    if why is None and (code := confine.enter()) is not None:
+    if why is None and (code := confine.enter(binary.parent)) is not None:
         return code
     with helm_python.Chart.load(str(REPOSITORY / "helm" / "kvstrata")) as chart:
         check_memory(tally, chart, binary)
