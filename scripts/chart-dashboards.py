@@ -319,6 +319,35 @@ TIERS = [
             Panel("Engines", "short", {"listened to": level("kvstrata_event_sources")}),
         ],
     ),
+    Row(
+        "What routers know",
+        [
+            Panel(
+                "Index of other hash schemes",
+                "bytes",
+                {"{{scheme}}": "sum by (scheme) (kvstrata_scheme_index_bytes{@})"},
+            ),
+            Panel(
+                "Blocks without a name in a scheme",
+                "ops",
+                {
+                    "{{scheme}}: {{reason}}": rate(
+                        "kvstrata_scheme_unindexed_blocks_total", "scheme, reason"
+                    )
+                },
+                "full: more than the index may take.",
+            ),
+            Panel(
+                "Descriptions on nvme",
+                "ops",
+                {
+                    "kept": total("kvstrata_nvme_described_blocks_total"),
+                    "not kept": total("kvstrata_nvme_undescribed_blocks_total"),
+                },
+                "Routers do not hear of blocks whose description a restart does not bring back.",
+            ),
+        ],
+    ),
 ]
 
 DASHBOARDS = {

@@ -103,8 +103,8 @@ def missing() -> str | None:
 def enter(parent: Path) -> int | None:
     """Starts this program again in namespaces of its own and returns its exit code; None inside.
 
-    What it mounts is below a directory that is made in `parent`, and removed when the namespaces are
-    gone, and with them the mounts: before that it would lead into the host.
+    What it mounts is below a directory that is made in `parent`, and removed when the namespaces
+    are gone, and with them the mounts: before that it would lead into the host.
     """
     if MARK in os.environ:
         bring_loopback_up()
