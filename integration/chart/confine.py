@@ -258,6 +258,9 @@ class Pod:
             "status.podIP": "127.0.0.1",
         }
         values: dict[str, str] = {}
+        for source in container.get("envFrom", []):
+            secret = self.cluster.objects["Secret", source["secretRef"]["name"]]
+            values |= {key: value.decode() for key, value in secret.items()}
         for variable in container.get("env", []):
             source = variable.get("valueFrom", {})
             if "fieldRef" in source:

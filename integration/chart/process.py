@@ -50,6 +50,7 @@ SCENARIOS: dict[str, Values] = {
     },
     "no tokens, an object store": {
         "config": SMALL | {"object": {"url": "file:///var/lib/kvstrata/bucket"}},
+        "object": {"credentialsSecret": "bucket"},
         "auth": {"enabled": False},
     },
     "agents": sets.AGENT | {"config": SMALL},
@@ -146,8 +147,9 @@ def cluster_for(directory: Path, binary: Path, found: list[Manifest]) -> Cluster
     name = find.workload(found)["metadata"]["name"]
     headless = find.named(found, "Service", "-headless")["metadata"]["name"]
     cluster.hosts = [f"{name}.{namespace}.svc", f"{name}-0.{headless}.{namespace}.svc"]
-    own = own_secret(directory, cluster.hosts)
-    cluster.add([{"kind": "Secret", "metadata": {"name": "own"}, "data": encoded(own)}])
+    bucket = {"AWS_REGION": b"eu-west-1"}
+    for secret, data in (("own", own_secret(directory, cluster.hosts)), ("bucket", bucket)):
+        cluster.add([{"kind": "Secret", "metadata": {"name": secret}, "data": encoded(data)}])
     return cluster
 
 
@@ -166,6 +168,9 @@ def check_confined(tally: Tally, name: str, node: Node) -> None:
     for field in ("CapEff", "CapPrm", "CapBnd", "CapInh"):
         tally.expect(int(status[field], 16) == 0, f"{name}: {field} is {status[field]}")
     tally.expect((status["NoNewPrivs"], status["Seccomp"]) == ("1", "2"), f"{name}: {status}")
+    variables = Path(f"/proc/{node.process.pid}/environ").read_text(encoding="utf-8")
+    given = "AWS_REGION=eu-west-1" in variables.split("\0")
+    tally.expect(given == ("envFrom" in node.container), f"{name}: credentials: {given}")
     mounts = Path(f"/proc/{node.process.pid}/mountinfo").read_text(encoding="utf-8").splitlines()
     root = node.pod.root(node.container)
     options = next(line.split()[5] for line in mounts if line.split()[4] in ("/", str(root)))
