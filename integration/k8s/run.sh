@@ -101,7 +101,7 @@ build() {
   cd "$tree"
   # The one file that is generated and not in the package.
   local marked
-  marked="$(grep --recursive --files-with-matches --include='*.go' '+k8s:openapi-gen=' vendor/k8s.io pkg \
+  marked="$(grep --dereference-recursive --files-with-matches --include='*.go' '+k8s:openapi-gen=' vendor/k8s.io pkg \
     | grep --invert-match '/vendor/.*/vendor/' | xargs dirname | sort --unique \
     | sed 's#^#k8s.io/kubernetes/#' | paste --serial --delimiters=,)"
   go build -o "$home/bin/openapi-gen" k8s.io/kubernetes/vendor/k8s.io/kube-openapi/cmd/openapi-gen
