@@ -68,13 +68,13 @@ impl FromStr for EventSource {
 
     fn from_str(text: &str) -> Result<Self, BadSources> {
         let mut items = text.split(',').map(str::trim);
-        let publisher = endpoint(items.next().unwrap_or_default())?;
+        let publisher = tcp_address(items.next().unwrap_or_default())?;
         let (mut replay, mut model) = (None, None);
         let (mut tenant, mut engine) = (ONLY_TENANT.to_owned(), "vllm".to_owned());
         for item in items {
             match item.split_once('=') {
                 Some((_, "")) | None => return Err(BadSources),
-                Some(("replay", value)) => replay = Some(endpoint(value)?),
+                Some(("replay", value)) => replay = Some(tcp_address(value)?),
                 Some(("model", value)) => model = Some(value.to_owned()),
                 Some(("tenant", value)) => value.clone_into(&mut tenant),
                 Some(("engine", value)) => value.clone_into(&mut engine),
@@ -85,7 +85,8 @@ impl FromStr for EventSource {
     }
 }
 
-fn endpoint(text: &str) -> Result<String, BadSources> {
+/// The `host:port` of `tcp://host:port`.
+pub(crate) fn tcp_address(text: &str) -> Result<String, BadSources> {
     let address = text.strip_prefix(SCHEME).ok_or(BadSources)?;
     let (host, port) = address.rsplit_once(':').ok_or(BadSources)?;
     let known = !host.is_empty() && host != "*" && port.parse::<u16>().is_ok_and(|port| port != 0);

@@ -17,7 +17,7 @@ pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
     Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
-    Reloaded, RespCommand, RespDrop, TierLabel, UnindexedLabel, Unproven,
+    Reloaded, RespCommand, RespDrop, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
