@@ -217,6 +217,38 @@ OVERVIEW = [
 
 TIERS = [
     Row(
+        "What loading costs",
+        [
+            Panel(
+                "Bandwidth of loads",
+                "Bps",
+                {"{{tier}}": "avg by (tier) (kvstrata_tier_load_bytes_per_second{@})"},
+                "What routers are told; assumed until something was loaded.",
+            ),
+            Panel(
+                "Queued for loading",
+                "bytes",
+                {"{{tier}}": "sum by (tier) (kvstrata_tier_queued_bytes{@})"},
+                "Gets, prefetches, and what routers have reserved.",
+            ),
+            Panel(
+                "Estimate over truth, p50",
+                "short",
+                {"{{tier}}": quantile(0.5, "kvstrata_tier_estimate_ratio", "tier")},
+                "Should be near 1.",
+            ),
+            Panel(
+                "Tiers that are not well",
+                "short",
+                {
+                    "{{tier}} {{state}}": "sum by (tier, state) "
+                    '(kvstrata_tier_state{state=~"degraded|down",@})'
+                },
+                "Nodes.",
+            ),
+        ],
+    ),
+    Row(
         "Nvme",
         [
             Panel(

@@ -102,10 +102,14 @@ def units_for(query: str, known: dict[str, Family]) -> set[str]:
     names = {known[name].name for name in SERIES.findall(query) if name in known}
     growing = "rate(" in query
     endings = {name.rpartition("_")[2] for name in names}
+    if all(name.endswith("_bytes_per_second") for name in names):
+        return {"Bps"}
     if endings == {"bytes"}:
         return {"Bps"} if growing else {"bytes"}
     if endings == {"seconds"}:
         return {"s"}
+    if endings == {"ratio"}:
+        return {"short"}
     if endings == {"dollars"}:
         return {"currencyUSD"}
     return {"ops", "reqps"} if growing else {"short"}
@@ -127,7 +131,9 @@ def alerts(rule: dict[str, Any], known: dict[str, Family], job: str) -> list[str
         if set(alert["annotations"]) != {"summary", "description"}:
             problems.append(f"{name}: annotations {set(alert['annotations'])}")
         kept = {g.strip() for group in GROUPING.findall(query) for g in group.split(",")}
-        kept = kept or ADDED_LABELS | {"state"}
+        if not kept:
+            used = [known[n] for n in SERIES.findall(query) if n in known]
+            kept = ADDED_LABELS.union(*(family.labels for family in used))
         told = set(re.findall(r"\$labels\.(\w+)", str(alert["annotations"])))
         problems += [f"{name} tells {t}, which its query has not" for t in told - kept]
     return problems + [f"{n} is there twice" for n in set(names) if names.count(n) > 1]
