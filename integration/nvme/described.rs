@@ -21,7 +21,7 @@ async fn connect(server: &Server) -> Wire {
         ..open(namespace("m"))
     };
     let opened = server.client().await.open(request).await.unwrap().into_inner();
-    let wire = Wire::without_session(server, namespace("m")).await;
+    let wire = Wire::connect(server, namespace("m")).await;
     assert_eq!(opened.namespace_id, wire.namespace_id, "wishes are no part of the identity");
     wire
 }
