@@ -410,7 +410,6 @@ impl Stack {
     }
 
     /// What the device of a colder tier does now; none of dram, and of a tier that is not there.
-    #[must_use]
     pub fn pace(&self, tier: Tier) -> Option<DevicePace> {
         self.has_tier(tier).then(|| self.shared.costs.pace(tier))?
     }
