@@ -166,7 +166,12 @@ impl Server {
 
     /// Status and body of a page.
     pub(crate) async fn page(&self, path: &str) -> (u16, String) {
-        http_get(&self.addresses.http, path).await
+        http(&self.addresses.http, &format!("GET {path}"), "").await
+    }
+
+    /// Status and body of what is answered to this JSON.
+    pub(crate) async fn post(&self, path: &str, json: &str) -> (u16, String) {
+        http(&self.addresses.http, &format!("POST {path}"), json).await
     }
 
     /// The value of a series in `/metrics`, given as it is printed there.
@@ -303,10 +308,12 @@ fn follow(
 }
 
 /// A plain HTTP/1.1 request; the tests need no more of a client than this.
-async fn http_get(address: &str, path: &str) -> (u16, String) {
+async fn http(address: &str, what: &str, body: &str) -> (u16, String) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut io = tokio::net::TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    let length = body.len();
+    let head = format!("{what} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n");
+    let request = format!("{head}Content-Length: {length}\r\n\r\n{body}");
     io.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     io.read_to_string(&mut answer).await.unwrap();

@@ -8,6 +8,7 @@
 )]
 
 mod abandon;
+mod advice;
 mod bad_input;
 mod bulk;
 mod bulk_peers;
@@ -27,8 +28,10 @@ mod metrics;
 mod nvme;
 mod object;
 mod plan;
+mod publisher;
 mod put_get;
 mod replay;
+mod router;
 mod sessions;
 mod shared_data;
 mod shared_memory;

@@ -11,11 +11,14 @@
 //! - [`identity`]: a directory of another node is set aside, one in use or not writable is refused by
 //!   name, blocks of another secret are dropped, a lost index is made anew.
 //! - [`damage`]: a flipped bit costs exactly its block, for good; bad segment files cost themselves.
+//! - [`described`]: what was described of blocks, and the wishes for hash schemes, survive SIGKILL; a lost
+//!   index takes the former.
 //! - [`calls`]: the system calls of appending: large writes, synced before they are indexed, and a
 //!   small index.
 
 mod calls;
 mod damage;
+mod described;
 mod durable;
 mod full;
 mod identity;

@@ -1,4 +1,4 @@
-//! Compiles the wire contract without a system protoc.
+//! Compiles the wire contract without a system protoc, and its JSON mapping.
 
 use std::{env, error::Error, fs, path::PathBuf};
 
@@ -6,9 +6,13 @@ use prost::Message;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let descriptors = protox::compile(["kvstrata/v1/blocks.proto"], ["proto"])?;
+    let files = ["kvstrata/v1/blocks.proto", "kvstrata/router/v1/router.proto"];
+    let descriptors = protox::compile(files, ["proto"])?;
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
-    fs::write(out_dir.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    let encoded = descriptors.encode_to_vec();
+    fs::write(out_dir.join("descriptors.bin"), &encoded)?;
     tonic_prost_build::configure().bytes(".").compile_fds(descriptors)?;
+    // The JSON twins of the router's calls.
+    pbjson_build::Builder::new().register_descriptors(&encoded)?.build(&[".kvstrata.router.v1"])?;
     Ok(())
 }

@@ -49,6 +49,14 @@ pub(crate) fn node_name(config: &Config) -> String {
     }
 }
 
+/// The machine that this node runs on.
+pub(crate) fn host_name(config: &Config) -> String {
+    match &config.node.host {
+        Auto::Given(host) => host.clone(),
+        Auto::Auto => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    }
+}
+
 /// Listens on the bulk port; returns its address on TCP, and what clients are told of it.
 pub(crate) async fn listen_bulk(
     config: &Config,
@@ -108,6 +116,7 @@ pub(crate) fn members(
     bulk: Option<BulkPort>,
 ) -> Members {
     let (_host, endpoint) = advertised(config, name, listening);
-    let (name, zone) = (name.to_owned(), config.node.zone.clone());
-    Members { epoch: 1, answering: 0, list: vec![Member { index: 0, name, endpoint, zone, bulk }] }
+    let (name, zone, host) = (name.to_owned(), config.node.zone.clone(), host_name(config));
+    let member = Member { index: 0, name, endpoint, zone, host, bulk };
+    Members { epoch: 1, answering: 0, list: vec![member] }
 }

@@ -16,6 +16,9 @@ use crate::config::{Auto, Config, Problem, Size};
 const INDEX_DIVISOR: u64 = 32;
 /// The smallest index: 40,000 blocks.
 const INDEX_BYTES_MIN: u64 = 8 * MIB;
+/// The index of hash schemes may take 1 / this of the limit, where namespaces opt in: with 64 GiB names of
+/// tokens for 1.4 million blocks, or names by parts of hashes for four times as many.
+const SCHEMES_DIVISOR: u64 = 128;
 /// Staging (HTTP/2 windows, messages being read and written) takes 1 / this of the limit.
 const STAGING_DIVISOR: u64 = 16;
 /// The least staging: two connections with a full message each way.
@@ -40,6 +43,11 @@ const OBJECT_STAGING_BYTES: u64 = 48 * MIB;
 /// Of the blocks that the index has room for, nvme may hold this many eighths: the rest is for what
 /// is in dram only, which would be refused if nvme could fill the index.
 const NVME_BLOCKS_EIGHTHS: u64 = 7;
+/// Where routers are told of blocks, what they were told takes 1 / this of the limit: a third of it where all
+/// blocks are, the rest for three routers or workers that are told of all of them.
+const EVENTS_DIVISOR: u64 = 32;
+/// The least: what is kept to be sent again, and ten thousand blocks.
+const EVENTS_BYTES_MIN: u64 = 16 * MIB;
 /// Reserve that does not depend on the limit: code, runtime, thread stacks, metrics.
 const RESERVE_BYTES: u64 = 40 * MIB;
 /// Reserve for allocator slack and page tables: 1 / this of the limit.
@@ -65,6 +73,8 @@ pub struct Budget {
     pub dram: u64,
     /// The map from block keys to places.
     pub index: u64,
+    /// Names of blocks in other hash schemes.
+    pub schemes: u64,
     /// Messages and windows of connections.
     pub staging: u64,
     /// The index of the nvme tier; 0 without one.
@@ -73,6 +83,8 @@ pub struct Budget {
     pub nvme_staging: u64,
     /// Packs and ranges of the object tier on their way; 0 without one.
     pub object_staging: u64,
+    /// What routers were told; 0 where none are.
+    pub events: u64,
     /// What nobody may claim, with what an explicit dram capacity leaves.
     pub reserve: u64,
 }
@@ -83,6 +95,8 @@ struct Tiers {
     nvme: bool,
     /// Bytes of a pack, with an object tier.
     pack_bytes: Option<u64>,
+    /// Routers are told of what is in them.
+    told: bool,
 }
 
 impl Tiers {
@@ -91,6 +105,7 @@ impl Tiers {
         Self {
             nvme: config.nvme.is_enabled(),
             pack_bytes: object.is_enabled().then_some(object.pack_bytes.0),
+            told: config.events.publish.given().is_some(),
         }
     }
 }
@@ -168,7 +183,7 @@ impl Budget {
     }
 
     /// The shares that depend on the limit only; dram is left 0.
-    fn shares(limit: u64, Tiers { nvme, pack_bytes }: Tiers) -> Self {
+    fn shares(limit: u64, Tiers { nvme, pack_bytes, told }: Tiers) -> Self {
         let of_nvme = |divisor: u64, least: u64, most: u64| {
             if nvme { (limit / divisor).clamp(least, most) } else { 0 }
         };
@@ -176,6 +191,7 @@ impl Budget {
             limit,
             dram: 0,
             index: (limit / INDEX_DIVISOR).max(INDEX_BYTES_MIN),
+            schemes: limit / SCHEMES_DIVISOR,
             staging: (limit / STAGING_DIVISOR).clamp(STAGING_BYTES_MIN, STAGING_BYTES_MAX),
             nvme_index: of_nvme(NVME_INDEX_DIVISOR, NVME_INDEX_BYTES_MIN, NVME_INDEX_BYTES_MAX),
             nvme_staging: of_nvme(
@@ -184,16 +200,19 @@ impl Budget {
                 NVME_STAGING_BYTES_MAX,
             ),
             object_staging: pack_bytes.map_or(0, |pack| pack + OBJECT_STAGING_BYTES),
+            events: if told { (limit / EVENTS_DIVISOR).max(EVENTS_BYTES_MIN) } else { 0 },
             reserve: RESERVE_BYTES + limit / RESERVE_DIVISOR,
         }
     }
 
     fn all_but_dram(&self) -> u64 {
         self.index
+            + self.schemes
             + self.staging
             + self.nvme_index
             + self.nvme_staging
             + self.object_staging
+            + self.events
             + self.reserve
     }
 
@@ -231,10 +250,12 @@ impl fmt::Display for Budget {
         let rows = [
             ("dram", self.dram, "payload of blocks"),
             ("index", self.index, "the map from block keys to places"),
+            ("schemes", self.schemes, "names of blocks in other hash schemes"),
             ("staging", self.staging, "messages and windows of connections"),
             ("nvme index", self.nvme_index, "cache and write buffers of the index on disk"),
             ("nvme staging", self.nvme_staging, "blocks on their way to and from the disk"),
             ("object", self.object_staging, "packs on their way to the bucket, ranges from it"),
+            ("events", self.events, "what routers were told, and what is kept to tell them again"),
             ("reserve", self.reserve, "code, runtime, allocator; what nobody may claim"),
             ("limit", self.limit, "all of it"),
         ];
@@ -310,6 +331,11 @@ mod tests {
         assert!(!with.contains("object"), "{with}");
         let with = table(with_object(config(Some(GIB), None)));
         assert!(with.contains("object           80  packs"), "{with}");
+        assert!(!with.contains("events"), "{with}");
+        let mut telling = config(Some(GIB), None);
+        telling.events.publish = "llm-d=tcp://epp:5557,model=m".parse().unwrap();
+        let telling = table(telling);
+        assert!(telling.contains("events           32  what"), "{telling}");
     }
 
     #[test]
@@ -332,9 +358,9 @@ mod tests {
                 let config = config(Some(limit), dram);
                 let config = if nvme { with_nvme(config) } else { config };
                 if let Ok(budget) = Budget::divide(&config, MACHINE) {
-                    let Budget { dram: got, index, staging, reserve, .. } = budget;
+                    let Budget { dram: got, index, schemes, staging, reserve, .. } = budget;
                     let of_nvme = budget.nvme_index + budget.nvme_staging;
-                    prop_assert_eq!(got + index + staging + of_nvme + reserve, limit);
+                    prop_assert_eq!(got + index + schemes + staging + of_nvme + reserve, limit);
                     prop_assert_eq!(of_nvme > 0, nvme);
                     prop_assert!(dram.is_none_or(|dram| dram == got));
                 }

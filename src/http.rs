@@ -1,7 +1,9 @@
-//! `/livez`, `/readyz` and `/metrics` for kubelet and Prometheus.
+//! `/livez`, `/readyz` and `/metrics` for kubelet and Prometheus; the router's calls as JSON ([`twins`]).
 //!
 //! Liveness says only that the process answers: it never depends on a peer, a tier or the load,
 //! because a restart heals none of those. Readiness says whether to send work here.
+
+mod twins;
 
 use std::{io, net::SocketAddr, sync::Arc};
 
@@ -17,7 +19,10 @@ use prometheus_client::{encoding::text, registry::Registry};
 use tokio::net::TcpListener;
 
 use crate::{
-    api::incoming::{Acceptor, Connection},
+    api::{
+        RouterService,
+        incoming::{Acceptor, Connection},
+    },
     auth::{Gate, bearer_token},
     metrics::Door,
     readiness::{Readiness, Status},
@@ -25,7 +30,7 @@ use crate::{
 };
 
 /// The OpenMetrics content type.
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What a reader of pages is told that speaks no TLS.
 pub(crate) fn plain_answer() -> Vec<u8> {
@@ -45,17 +50,20 @@ struct Pages {
 
 /// The routes; `refresh` is called before a page of metrics is made. Metrics are of all tenants: where
 /// `gate` asks for tokens, that of an operator is wanted for them.
-pub fn router(
+pub(crate) fn router(
     readiness: Readiness,
     registry: Arc<Registry>,
     gate: Gate,
     refresh: impl Fn() + Send + Sync + 'static,
+    routers: RouterService,
 ) -> Router {
+    let twins = twins::routes(routers, gate.clone(), readiness.clone());
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Pages { readiness, registry, gate, refresh: Arc::new(refresh) })
+        .merge(twins)
 }
 
 /// Where readers of pages come in: few at a time, and none that says nothing for long.

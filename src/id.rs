@@ -19,8 +19,13 @@ pub enum OfSession {}
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OfLease {}
 
+/// Names a reservation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum OfReservation {}
+
 impl Named for OfSession {}
 impl Named for OfLease {}
+impl Named for OfReservation {}
 
 /// The id of one thing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -34,6 +39,9 @@ pub type SessionId = Id<OfSession>;
 
 /// A lease.
 pub type LeaseId = Id<OfLease>;
+
+/// Bytes that are about to be loaded.
+pub type ReservationId = Id<OfReservation>;
 
 impl<Of: Named> Id<Of> {
     /// A new id.

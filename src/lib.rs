@@ -5,15 +5,18 @@
 //! The store is [`kvstrata_tiers`], the contract [`kvstrata_proto`]; only `api::convert` knows both.
 
 pub mod addresses;
+pub mod advice;
 pub mod api;
 pub mod auth;
 pub mod budget;
 mod bulk;
+pub mod changes;
 pub mod cli;
 pub mod client;
 pub mod config;
 #[cfg(test)]
 mod corpus_tests;
+pub mod costs;
 mod events;
 mod flow;
 pub mod http;
@@ -34,6 +37,8 @@ pub mod readiness;
 mod reload;
 pub mod replay;
 mod resp;
+mod router;
+pub mod schemes;
 pub mod score;
 pub mod server;
 pub mod session;

@@ -56,6 +56,28 @@ pub const HTTP_CONNECTIONS_MAX: usize = 512;
 /// that idle ones cannot keep probes out.
 pub const HTTP_SILENCE_MAX: Duration = Duration::from_secs(30);
 
+/// How often the store is asked what has changed while anybody follows: what is told of a block is this
+/// late at most, and 64 locks taken so often cost nothing.
+pub const CHANGES_INTERVAL: Duration = Duration::from_millis(10);
+/// Keys that wait for one follower before it is told all again instead: 10 MiB, and a quarter of what the
+/// shards keep for the hub.
+pub const FOLLOWER_QUEUE_KEYS_MAX: usize = 262_144;
+
+/// Changes of what loading costs are told of at most this often: as often as routers decide anew.
+pub const COSTS_INTERVAL: Duration = Duration::from_millis(100);
+/// And at least this often: some change with time alone.
+pub const COSTS_SILENCE: Duration = Duration::from_secs(1);
+/// Reservations of all tenants: 200 B each.
+pub const RESERVATIONS_MAX: usize = 65_536;
+/// Reservations of one tenant: four seconds of a thousand prompts a second from several nodes.
+pub const RESERVATIONS_PER_TENANT_MAX: usize = 16_384;
+/// Bytes that one tenant may have reserved on a node: a minute of a few fast drives.
+pub const RESERVED_BYTES_MAX: u64 = 1 << 38;
+/// Time that a reservation stands which does not say: an engine has begun to load by then, or never will.
+pub const RESERVATION_TTL_DEFAULT: Duration = Duration::from_secs(5);
+/// The longest time: prompts wait in engines.
+pub const RESERVATION_TTL_MAX: Duration = Duration::from_secs(60);
+
 /// Sessions of all clients.
 pub const SESSIONS_MAX: usize = 16_384;
 /// Puts of one session at a time. Each claims room in dram.
@@ -169,6 +191,61 @@ pub const EVENT_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 pub const EVENT_REPLAY_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts to reach an engine, the first and the longest.
 pub const EVENT_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Routers that are told where blocks are: each worker of each router is one.
+pub const PUBLISH_TARGETS_MAX: usize = 256;
+/// Those who listen to one publisher: the replicas of a router, and somebody who looks on.
+pub const PUBLISH_PEERS_MAX: usize = 32;
+/// Topics that one of them asks for, and the longest of these: all ask for one, or for everything.
+pub const PUBLISH_PREFIXES_MAX: usize = 16;
+/// See [`PUBLISH_PREFIXES_MAX`].
+pub const PUBLISH_PREFIX_BYTES_MAX: usize = 1024;
+/// Bytes that wait for one of them: more than this, and it is cut off, and told all again.
+pub const PUBLISH_QUEUE_BYTES_MAX: usize = 16 * MIB;
+/// Bytes that wait for the slowest of them before nothing more is made.
+pub const PUBLISH_BACKLOG_BYTES: usize = 4 * MIB;
+/// Longest time for one of them to take a batch: 100 kB/s. One that takes longer is cut off.
+pub const PUBLISH_WRITE_DEADLINE: Duration = Duration::from_secs(5);
+/// Batches that are kept to be sent again, as engines keep them, and their bytes.
+pub const PUBLISH_KEPT_BATCHES: usize = 10_000;
+/// All that is kept together may take 1 / this of what is there for events.
+pub const PUBLISH_KEPT_SHARE_DIVISOR: u64 = 4;
+/// And what is known of blocks another 1 / this of it: 80 bytes each.
+pub const PUBLISH_WORLD_SHARE_DIVISOR: u64 = 4;
+/// Bytes for each block that one target was told of: its entry, and its places in lists now and then.
+pub const PUBLISH_ENTRY_BYTES: u64 = 128;
+/// Workers that are expected where they are not named: more of them are told of fewer blocks.
+pub const PUBLISH_WORKERS_EXPECTED: u64 = 8;
+/// Blocks that a target is told of before the others have their turn: a millisecond or two.
+pub const PUBLISH_STEP_BLOCKS: usize = 4096;
+/// Events of one batch, and its blocks: about 100 kB.
+pub const PUBLISH_BATCH_EVENTS: usize = 16;
+/// See [`PUBLISH_BATCH_EVENTS`].
+pub const PUBLISH_BATCH_BLOCKS: usize = 1024;
+/// How often it is looked who has opened what, and how the tiers are.
+pub const PUBLISH_LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a tier must be unwell before it is not announced any more, and well before it is again.
+pub const PUBLISH_WITHDRAW_AFTER: (Duration, Duration) =
+    (Duration::from_secs(10), Duration::from_secs(30));
+/// Prompts of one lookup of a router.
+pub const ROUTER_PROMPTS_MAX: usize = 64;
+/// Tokens, or hashes, of all prompts of a call: as many tokens as the longest prompt of a lookup has.
+pub const ROUTER_TOKENS_MAX: usize = LOOKUP_HASHES_MAX * 16;
+/// Engines that are compared for one prompt.
+pub const ROUTER_CANDIDATES_MAX: usize = 1024;
+/// Time for an answer to a router that does not say: it has better things to do than to wait longer.
+pub const ROUTER_DEADLINE_DEFAULT: Duration = Duration::from_millis(500);
+/// Longest time that it may ask for.
+pub const ROUTER_DEADLINE_MAX: Duration = Duration::from_secs(10);
+/// How long an answer is worth something: in that time, what loading costs may have halved or doubled.
+pub const ROUTER_TTL: Duration = Duration::from_secs(2);
+/// Loads of one call that are expected, or reported: a few sources for each candidate.
+pub const ROUTER_LOADS_MAX: usize = 4096;
+/// Routers that follow the tiers at a time; each may be behind by [`FOLLOWER_QUEUE_KEYS_MAX`] keys.
+pub const ROUTER_WATCHERS_MAX: usize = 32;
+/// Blocks in one update of theirs: 200 KiB with hashes of 32 bytes, a reset of what is there in the first.
+pub const ROUTER_UPDATE_BLOCKS: usize = 4096;
+/// Between two updates of what tiers cost, at least.
+pub const ROUTER_TIERS_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
 /// Prefetches that run at a time.

@@ -24,6 +24,8 @@ pub struct Member {
     pub endpoint: String,
     /// Empty when unknown.
     pub zone: String,
+    /// The machine it runs on, as engines there call it.
+    pub host: String,
     /// Its bulk port, if it has one.
     pub bulk: Option<BulkPort>,
 }
@@ -40,9 +42,15 @@ pub struct BulkPort {
 }
 
 impl Members {
+    /// The node that answers.
+    #[must_use]
+    pub fn own(&self) -> Option<&Member> {
+        self.list.iter().find(|member| member.index == self.answering)
+    }
+
     /// The bulk port of the node that answers, if it has one.
     #[must_use]
     pub fn bulk(&self) -> Option<&BulkPort> {
-        self.list.iter().find(|member| member.index == self.answering)?.bulk.as_ref()
+        self.own()?.bulk.as_ref()
     }
 }

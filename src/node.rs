@@ -10,13 +10,17 @@ use kvstrata_tiers::{
 use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
+    advice::Advice,
     auth::Bearer,
+    changes::Changes,
+    costs::{Costs, Locality, Via},
     events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
     members::Members,
     metrics::ServerMetrics,
     openers::Openers,
+    schemes::Schemes,
     session::{Session, SessionTable},
     tasks::Tasks,
 };
@@ -35,10 +39,18 @@ pub struct Node {
     pub members: Members,
     /// The store.
     pub stack: Stack,
+    /// What changes in it, for those who tell others.
+    pub changes: Changes,
+    /// What loading from it costs.
+    pub costs: Costs,
+    /// The names that others have for its blocks.
+    pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
     /// Who opened them.
     pub openers: Openers,
+    /// What is kept for routers.
+    pub advice: Advice,
     /// What engines have told of blocks.
     pub(crate) told: Subscriptions,
     /// The leases.
@@ -61,6 +73,13 @@ impl Node {
     /// The namespace with this id, if it is the tenant's: those of others do not exist for it.
     pub(crate) fn namespace(&self, bearer: &Bearer, id: &[u8]) -> Result<Arc<Namespace>> {
         self.namespaces.get_for(bearer.tenant(), id)
+    }
+
+    /// How far the blocks of a namespace travel: as it was told by whoever opened it last.
+    pub(crate) fn locality_of(&self, namespace: &Namespace, via: Via) -> Locality {
+        self.costs.note_via(via);
+        self.openers
+            .with_latest(namespace.index(), |node, zone| self.costs.locality_of(via, node, zone))
     }
 
     /// The open session with this id, if it is the tenant's: those of others do not exist for it.

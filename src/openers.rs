@@ -1,12 +1,13 @@
-//! Who opened which namespace: what a person asks who wonders whether two engines share their blocks.
+//! Who opened which namespace: what a person asks who wonders whether two engines share their blocks, and
+//! where routers' candidates are found.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Openers that are remembered of one namespace: more engines than one looks at by eye.
-const OPENERS_MAX: usize = 32;
+/// Openers that are remembered of one namespace: more processes than the engines of one model have.
+const OPENERS_MAX: usize = 512;
 
 /// Who opened a namespace, in its own words.
 #[derive(Debug, Clone)]
@@ -23,9 +24,18 @@ pub struct Opener {
     pub at: Instant,
 }
 
-/// The last few openers of each namespace since the start. Nothing is decided by them.
+/// The latest openers of each namespace since the start.
 #[derive(Debug, Default)]
 pub struct Openers(Mutex<HashMap<u32, Vec<Opener>>>);
+
+impl Opener {
+    /// Whether it is what others call `instance`, on `host`; either may be empty, for any.
+    #[must_use]
+    pub fn is_called(&self, instance: &str, host: &str) -> bool {
+        let is_meant = |given: &str, known: &str| given.is_empty() || given == known;
+        is_meant(instance, &self.instance) && is_meant(host, &self.host)
+    }
+}
 
 impl Openers {
     /// The namespace of this index was opened; the same instance on the same host counts once.
@@ -37,6 +47,15 @@ impl Openers {
             openers.remove(0);
         }
         openers.push(opener);
+    }
+
+    /// Tells the node and the zone of whoever opened it last, both empty if that is not known.
+    pub fn with_latest<T>(&self, namespace: u32, tell: impl FnOnce(&str, &str) -> T) -> T {
+        let known = self.0.lock();
+        match known.get(&namespace).and_then(|openers| openers.last()) {
+            Some(opener) => tell(&opener.host, &opener.zone),
+            None => tell("", ""),
+        }
     }
 
     /// Who opened it, oldest first.
@@ -74,6 +93,22 @@ mod tests {
         let known = openers.of(1);
         assert_eq!(known.len(), OPENERS_MAX);
         assert_eq!(known[0].instance, "vllm-1");
+        assert_eq!(
+            openers.with_latest(1, |node, zone| (node.to_owned(), zone.len())),
+            ("a".to_owned(), 0)
+        );
+        assert_eq!(openers.with_latest(2, |node, _zone| node.len()), 0);
         assert!(openers.of(2).is_empty());
+    }
+
+    #[test]
+    fn an_instance_is_found_by_its_name_by_its_host_or_by_both() {
+        let known = opener(1, "a");
+        for (name, host) in [("vllm-1", ""), ("", "a"), ("vllm-1", "a"), ("", "")] {
+            assert!(known.is_called(name, host), "{name} {host}");
+        }
+        for (name, host) in [("vllm", ""), ("", "b"), ("vllm-1", "b"), ("vllm-2", "a")] {
+            assert!(!known.is_called(name, host), "{name} {host}");
+        }
     }
 }

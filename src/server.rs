@@ -5,6 +5,8 @@
 //! waits for nvme within what is left of the grace, close the listeners, join the tasks. Liveness and
 //! metrics are served until the last step.
 
+mod wiring;
+
 use std::{
     io,
     net::SocketAddr,
@@ -35,21 +37,19 @@ use crate::{
     budget::{Budget, Machine},
     bulk::{self, Bulk},
     config::{Config, Events, Problems},
-    events::subscribe::{self, Subscriptions},
+    events::{
+        publish::{self, Publishers},
+        subscribe,
+    },
     http, id,
     identity_file::{self, IdentityError},
-    lease::LeaseLimits,
-    limits::{
-        BULK_CONNECTIONS_MAX, CONNECTIONS_MAX, LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX,
-        PREFETCHES_MAX,
-    },
+    limits::{BULK_CONNECTIONS_MAX, CONNECTIONS_MAX},
     metrics::{self, Door, ServerMetrics, StoreGauges},
-    node::{Leases, Node, Sessions},
+    node::Node,
     nvme::{self, NvmeError, NvmeTier},
-    object::{self, Below, ObjectTier},
-    openers::Openers,
+    object::ObjectTier,
     readiness::{Latch, Readiness},
-    resp,
+    resp, schemes,
     shm::Arena,
     tasks::Tasks,
     trust::Trust,
@@ -111,6 +111,7 @@ pub struct Server {
     addresses: Addresses,
     drain_grace: Duration,
     events: Events,
+    publishers: Publishers,
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
     bulk: Vec<bulk::Listener>,
@@ -164,13 +165,17 @@ impl Server {
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
+        let publishers =
+            publish::bind(config, budget.events).await.map_err(|(address, source)| {
+                ServeError::Listen { key: "events.publish", address, source }
+            })?;
         let tier_metrics = TierMetrics::register(&mut registry);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
             NvmeMetrics::register(&mut registry)
         })?;
-        let object = open_object(config, &name, nvme.as_ref(), &namespaces, &mut registry)?;
-        let colder = stores(nvme.as_ref(), object.as_ref());
+        let object = wiring::open_object(config, &name, nvme.as_ref(), &namespaces, &mut registry)?;
+        let colder = wiring::stores(nvme.as_ref(), object.as_ref());
         let stack_config = StackConfig {
             dram_bytes: budget.dram,
             index_blocks_max: budget.index_blocks_max(),
@@ -178,31 +183,19 @@ impl Server {
         };
         let stack = Stack::open(stack_config, Arc::clone(&namespaces), colder, tier_metrics)?;
 
-        let leases = leases(lease_limits(config, &budget), &server_metrics, &stack);
-        let node = Node {
-            members: members(config, &name, grpc_at, bulk_port),
-            name,
-            stack,
-            namespaces,
-            openers: Openers::default(),
-            told: Subscriptions::new(&config.events),
-            sessions: Sessions::new(leases.clone(), server_metrics.clone()),
-            leases,
-            tasks: Tasks::new(),
-            prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
-            prefetch_loads: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
-            started: Instant::now(),
-            metrics: server_metrics.clone(),
-        };
+        let members = members(config, &name, grpc_at, bulk_port);
+        let namespaces = Arc::clone(&namespaces);
+        let node = wiring::node(config, &budget, members, (stack, namespaces), &server_metrics)?;
         Ok(Self {
             addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
             drain_grace: config.server.drain_grace.0,
             events: config.events.clone(),
+            publishers,
             grpc: Some(grpc),
             http: Some(http),
             bulk,
             resp,
-            arena: arena(config, &node)?,
+            arena: wiring::arena(config, &node)?,
             staging: budget.staging,
             node: Arc::new(node),
             calls: Calls::new(server_metrics),
@@ -240,6 +233,7 @@ impl Server {
         self.spawn_store_tasks();
         let mut shutdown = pin!(shutdown.fuse());
         let colder = self.start_colder(shutdown.as_mut()).await;
+        self.node.schemes.opened_all(&self.node.namespaces);
         let tasks = self.node.tasks.clone();
         let failed = tasks.failed_token();
         // A future that has ended must not be asked again.
@@ -268,6 +262,8 @@ impl Server {
             resp::start(listener, node, self.calls.clone(), gate);
         }
         subscribe::start(&self.events, &self.node);
+        let publishers = std::mem::take(&mut self.publishers);
+        publish::start(publishers, &self.node);
         self.starting = None;
         let Addresses { grpc, http, bulk, resp } = self.addresses;
         info!(%grpc, %http, ?bulk, ?resp, node = self.node.name, "listening");
@@ -319,6 +315,10 @@ impl Server {
             .add_service(Guarded::new(
                 Framed::new(Arc::clone(&self.node), self.calls.clone()),
                 gate.clone(),
+            ))
+            .add_service(Guarded::new(
+                api::router::service(Arc::clone(&self.node), self.calls.clone()),
+                gate.clone(),
             ));
         let open = self.node.metrics.connections.clone();
         let entry = self.trust.entry(Door::Grpc, incoming::plain_answer());
@@ -367,9 +367,14 @@ impl Server {
     fn spawn_http(&mut self) {
         let Some(listener) = self.http.take() else { return };
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
-        let refresh = move || gauges.show(&stack);
+        let costs = self.node.costs.clone();
+        let refresh = move || {
+            gauges.show(&stack);
+            costs.show();
+        };
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
-        let pages = http::router(self.readiness.clone(), registry, gate, refresh);
+        let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());
+        let pages = http::router(self.readiness.clone(), registry, gate, refresh, routers);
         let entry = self.trust.entry(Door::Http, http::plain_answer());
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
@@ -387,6 +392,9 @@ impl Server {
         let tasks = &self.node.tasks;
         let (leases, stop) = (self.node.leases.clone(), tasks.stop_token());
         tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
+        let (changes, stop) = (self.node.changes.clone(), tasks.stop_token());
+        tasks.spawn_critical("changes", async move { changes.run(stop).await });
+        schemes::start(&self.node);
         let stack = self.node.stack.clone();
         if stack.has_tier(Tier::Nvme) {
             let (stack, stop) = (stack.clone(), tasks.stop_token());
@@ -423,25 +431,6 @@ impl Server {
     }
 }
 
-/// The colder tiers, hot to cold.
-fn stores(nvme: Option<&NvmeTier>, object: Option<&ObjectTier>) -> Vec<Arc<dyn BlockStore>> {
-    let nvme = nvme.map(|tier| Arc::<NvmeStore>::clone(&tier.store) as Arc<dyn BlockStore>);
-    let object = object.map(|tier| Arc::<ObjectStore>::clone(&tier.store) as Arc<dyn BlockStore>);
-    nvme.into_iter().chain(object).collect()
-}
-
-fn open_object(
-    config: &Config,
-    node: &str,
-    nvme: Option<&NvmeTier>,
-    namespaces: &Arc<NamespaceTable>,
-    registry: &mut Registry,
-) -> Result<Option<ObjectTier>, ServeError> {
-    // Without nvme the configuration allows none.
-    let Some(NvmeTier { store, directory, .. }) = nvme else { return Ok(None) };
-    Ok(object::open(config, node, Below { nvme: store, directory, namespaces }, registry)?)
-}
-
 /// Ends the tasks and the colder tiers, whose tasks end when what they have accepted is written.
 async fn close(tasks: &Tasks, colder: &Colder) -> Vec<&'static str> {
     let object = async {
@@ -456,29 +445,6 @@ async fn close(tasks: &Tasks, colder: &Colder) -> Vec<&'static str> {
         warn!(%error, "nvme not closed well: the next start reads what it left");
     }
     late
-}
-
-/// What clients on this host are shown, if they are.
-fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, ServeError> {
-    let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
-    let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
-    Ok(shown.transpose()?)
-}
-
-/// No leases yet; what they hold is given back to the store.
-fn leases(limits: LeaseLimits, metrics: &ServerMetrics, stack: &Stack) -> Leases {
-    let giver = stack.clone();
-    Leases::new(limits, metrics.clone(), move |pins| giver.unpin(pins))
-}
-
-fn lease_limits(config: &Config, budget: &Budget) -> LeaseLimits {
-    let given = config.lease.session_bytes_max.given();
-    LeaseLimits {
-        ttl_default: config.lease.ttl_default.0,
-        ttl_max: config.lease.ttl_max.0,
-        session_bytes_max: given.map_or(budget.dram / 2, |bytes| bytes.0),
-        total_bytes_max: budget.dram / LEASED_SHARE_DIVISOR * 3,
-    }
 }
 
 #[cfg(all(test, feature = "rocksdb"))]

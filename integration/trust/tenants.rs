@@ -6,12 +6,13 @@ use std::time::Duration;
 use kvstrata::client::{
     Client, ClientOptions, Description, GetOptions, Handle, Lease, LeaseAsk, LookupOptions,
     Path as Way, PutOutcome, Session,
+    router::messages::{Candidate, LookupRequest, Prefill, Prompt, ScoreRequest, WatchRequest},
 };
 use kvstrata_tiers::error::{Error, ErrorKind};
 
 use super::{A, B, Files, OPERATOR, assert_no_token, connect, metric, page};
 use crate::{
-    client::{Seen, batch, hashes, namespace},
+    client::{Seen, batch, hash, hashes, namespace},
     harness::Server,
 };
 
@@ -53,7 +54,26 @@ async fn every_verb(handle: &Handle, session: &Session) -> Vec<(&'static str, Er
         ("remove", handle.remove(&some).await.unwrap_err()),
     ];
     assert!(seen.blocks.is_empty());
-    errors
+    errors.into_iter().chain(every_question(handle).await).collect()
+}
+
+/// The error of each question of a router about a namespace that is not its client's.
+async fn every_question(handle: &Handle) -> Vec<(&'static str, Error)> {
+    let client = handle.client();
+    let namespace_id = || handle.id().as_bytes().to_vec().into();
+    let prompt =
+        || Prompt { namespace_id: namespace_id(), hashes: vec![1; 32].into(), ..Prompt::default() };
+    let lookup = LookupRequest { prompts: vec![prompt()], ..LookupRequest::default() };
+    let candidates = vec![Candidate { instance: "a".to_owned(), ..Candidate::default() }];
+    let prefill = Some(Prefill { linear_ms: 1.0, quadratic_ms: 0.0 });
+    let score =
+        ScoreRequest { prompt: Some(prompt()), candidates, prefill, ..ScoreRequest::default() };
+    let watch = WatchRequest { namespace_id: namespace_id(), ..WatchRequest::default() };
+    vec![
+        ("router_lookup", client.router_lookup(lookup).await.unwrap_err()),
+        ("router_score", client.router_score(score).await.unwrap_err()),
+        ("router_watch", client.router_watch(watch).await.unwrap_err()),
+    ]
 }
 
 /// A tenant that has learnt the id of another's namespace is told what it would be told of any id.
@@ -96,6 +116,19 @@ async fn assert_apart(a: &Side, b: &Side) {
     let report = b.handle.put(&b.session, &batch(0..1, &PARTS)).await.unwrap();
     assert_eq!(report.outcomes, [PutOutcome::Stored]);
     assert_eq!(b.handle.remove(&hashes(0..1)).await.unwrap(), 1);
+}
+
+/// A router of one tenant is told nothing of what the other has of the same prompt.
+async fn assert_untold(a: &Side, b: &Side) {
+    let packed: Vec<u8> = (0..BLOCKS).flat_map(|number| *hash(number).as_bytes()).collect();
+    let prompt = Prompt { model: "test".to_owned(), hashes: packed.into(), ..Prompt::default() };
+    let question = LookupRequest { prompts: vec![prompt], ..LookupRequest::default() };
+    let told = async |side: &Side| {
+        let mut answer = side.client.router_lookup(question.clone()).await.unwrap();
+        answer.answers.remove(0).prefixes
+    };
+    assert_eq!(told(b).await, []);
+    assert_eq!(told(a).await[0].blocks, BLOCKS);
 }
 
 /// A session and a lease are their tenant's, whoever knows their ids.
@@ -144,6 +177,7 @@ async fn assert_matrix(way: Way) {
 
     assert_unknown(&server, &a, &b).await;
     assert_apart(&a, &b).await;
+    assert_untold(&a, &b).await;
     assert_owned(&a, &b, &lease).await;
     assert_counts(&server, &a, &b).await;
 
@@ -205,6 +239,9 @@ async fn without_a_valid_token_nothing_is_answered_and_each_refusal_is_counted()
     assert_eq!(page(&server, None, Some(A), "/metrics").await.0, 401);
     for probe in ["/livez", "/readyz"] {
         assert_eq!(page(&server, None, None, probe).await.0, 200);
+    }
+    for question in ["/v1/router/lookup", "/v1/router/score", "/check_blocks"] {
+        assert_eq!(server.post(question, "{}").await.0, 401);
     }
     good.handle.put(&good.session, &batch(0..1, &PARTS)).await.unwrap();
     drop(good);

@@ -1,9 +1,19 @@
-//! The wire contract of kvstrata, generated from `proto/kvstrata/v1/*.proto`. No logic lives here.
+//! The wire contract of kvstrata, generated from `proto/kvstrata/**/*.proto`. No logic lives here.
 
 /// Version 1 of the contract.
 #[allow(clippy::large_enum_variant, reason = "generated; one Open per client is not worth a box")]
 pub mod v1 {
     tonic::include_proto!("kvstrata.v1");
+}
+
+/// What routers ask.
+pub mod router {
+    /// Version 1 of the contract with routers, with proto3 JSON by `serde`.
+    #[allow(clippy::all, reason = "generated")]
+    pub mod v1 {
+        tonic::include_proto!("kvstrata.router.v1");
+        include!(concat!(env!("OUT_DIR"), "/kvstrata.router.v1.serde.rs"));
+    }
 }
 
 /// The encoded file descriptor set, for the reflection service.

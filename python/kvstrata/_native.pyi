@@ -90,6 +90,9 @@ class Client:
         tls_key: _File | None = None,
         tls_server_name: str | None = None,
         name: str = "python",
+        instance: str | None = None,
+        node: str | None = None,
+        zone: str | None = None,
         timeout: float | None = None,
         connect_timeout: float | None = None,
         stall_timeout: float | None = None,
@@ -113,11 +116,15 @@ class Client:
         hash_root: bytes | None = None,
         lora: bytes | None = None,
         cache_salt: bytes | None = None,
+        keep_tokens: bool = False,
+        hash_schemes: Sequence[str] | None = None,
         timeout: float | None = None,
     ) -> Namespace:
         """Declares blocks of an engine. Each part is (group, rank, bytes), ascending.
 
         All of it is the namespace's identity: blocks are shared only where everything is equal.
+        But for the last ones: with `keep_tokens` the server keeps token ids that it is told of
+        blocks, which are prompts; by the names of `hash_schemes` routers may ask for blocks, too.
         """
 
     def open_opaque(

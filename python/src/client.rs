@@ -6,7 +6,7 @@ use std::{path::PathBuf, str::FromStr, sync::Arc, time::Duration};
 use kvstrata::client::{Client as Connection, ClientOptions, NamespaceSpec, TlsOptions, Token};
 use kvstrata_tiers::{
     block::HASH_BYTES_MAX,
-    namespace::{Identity, PartSpec},
+    namespace::{Identity, PartSpec, Wishes},
 };
 use pyo3::{prelude::*, types::PyDict};
 
@@ -28,6 +28,7 @@ impl Client {
     #[new]
     #[pyo3(signature = (endpoint, *, path = "auto", token = None, tls_ca = None, tls_cert = None,
                         tls_key = None, tls_server_name = None, name = "python",
+                        instance = None, node = None, zone = None,
                         timeout = None, connect_timeout = None, stall_timeout = None, transfer_timeout = None))]
     fn new(
         py: Python<'_>,
@@ -39,6 +40,9 @@ impl Client {
         tls_key: Option<PathBuf>,
         tls_server_name: Option<String>,
         name: &str,
+        instance: Option<String>,
+        node: Option<String>,
+        zone: Option<String>,
         timeout: Option<f64>,
         connect_timeout: Option<f64>,
         stall_timeout: Option<f64>,
@@ -57,6 +61,9 @@ impl Client {
         let default = ClientOptions::default();
         let options = ClientOptions {
             name: name.to_owned(),
+            instance,
+            node,
+            zone: zone.unwrap_or_default(),
             path: path.parse().map_err(|error| errors::raised(py, &error))?,
             connect_deadline: or("connect_timeout", connect_timeout, default.connect_deadline)?,
             call_deadline: or("timeout", timeout, default.call_deadline)?,
@@ -76,7 +83,8 @@ impl Client {
 
     #[pyo3(signature = (*, model, engine, dtype, block_tokens, parts, hash_algorithm,
                         hash_bytes = 32, weights = "", layout = "", split = "none",
-                        hash_root = None, lora = None, cache_salt = None, timeout = None))]
+                        hash_root = None, lora = None, cache_salt = None, keep_tokens = false,
+                        hash_schemes = None, timeout = None))]
     fn open_namespace(
         &self,
         py: Python<'_>,
@@ -93,6 +101,8 @@ impl Client {
         hash_root: Option<&[u8]>,
         lora: Option<&[u8]>,
         cache_salt: Option<&[u8]>,
+        keep_tokens: bool,
+        hash_schemes: Option<Vec<String>>,
         timeout: Option<f64>,
     ) -> PyResult<Namespace> {
         let part = |(group, rank, bytes)| PartSpec { group, rank, bytes };
@@ -113,7 +123,9 @@ impl Client {
             lora: owned(lora),
             cache_salt: owned(cache_salt),
         };
-        self.open(py, NamespaceSpec::Engine(Box::new(identity)), hash_bytes, timeout)
+        let hash_schemes = hash_schemes.into_iter().flatten().collect();
+        let spec = NamespaceSpec::Engine(Box::new(identity));
+        self.open(py, (spec, Wishes { keep_tokens, hash_schemes }), hash_bytes, timeout)
     }
 
     #[pyo3(signature = (name, *, bytes_max = 0, timeout = None))]
@@ -125,7 +137,7 @@ impl Client {
         timeout: Option<f64>,
     ) -> PyResult<Namespace> {
         let spec = NamespaceSpec::Opaque { name: name.to_owned(), bytes_max };
-        self.open(py, spec, HASH_BYTES_MAX, timeout)
+        self.open(py, (spec, Wishes::default()), HASH_BYTES_MAX, timeout)
     }
 
     #[pyo3(signature = (name = "python", *, timeout = None))]
@@ -163,12 +175,12 @@ impl Client {
     fn open(
         &self,
         py: Python<'_>,
-        spec: NamespaceSpec,
+        (spec, wishes): (NamespaceSpec, Wishes),
         hash_bytes: usize,
         timeout: Option<f64>,
     ) -> PyResult<Namespace> {
         let core = self.0.get(py)?;
-        let handle = core.run(py, timeout_of(py, timeout)?, core.client.open(spec))?;
+        let handle = core.run(py, timeout_of(py, timeout)?, core.client.open_with(spec, wishes))?;
         Ok(Namespace::new(Arc::clone(core), handle, hash_bytes))
     }
 }

@@ -259,6 +259,9 @@ def test_stores_do_not_stand_before_loads(start: Start, adapt: Adapt) -> None:
         ({"path": "carrier"}, ["path", "'carrier'", "auto, grpc, bulk, shm"]),
         ({"endpoint": 9400}, ["endpoint", "9400"]),
         ({"token": 1234567}, ["token"]),
+        ({"keep_tokens": "yes"}, ["keep_tokens", "'yes'", "true or false"]),
+        ({"hash_schemes": ["dynamo", "vllm"]}, ["hash_schemes", "'vllm'", "vllm_u64"]),
+        ({"hash_schemes": "llm_d,dynamo"}, ["hash_schemes", "a list of"]),
     ],
 )
 def test_a_bad_setting_is_named(given: dict[str, object], words: list[str]) -> None:
@@ -271,11 +274,26 @@ def test_a_bad_setting_is_named(given: dict[str, object], words: list[str]) -> N
 def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVSTRATA_ENDPOINT", "there:1")
     monkeypatch.setenv("KVSTRATA_TOKEN", "a-secret-of-some-length")
+    monkeypatch.setenv("KVSTRATA_INSTANCE", "10.0.0.7:8000")
+    monkeypatch.setenv("KVSTRATA_NODE", "gpu-7")
+    monkeypatch.setenv("KVSTRATA_ZONE", "z")
     parsed, rest = Settings.parse({"timeout": 2, "mine": 3}, also=("mine", "other"))
     assert (parsed.endpoint, parsed.timeout, rest) == ("there:1", 2.0, {"mine": 3})
     assert parsed.token == "a-secret-of-some-length"
     assert "secret" not in repr(parsed)
+    assert (parsed.instance, parsed.node, parsed.zone) == ("10.0.0.7:8000", "gpu-7", "z")
     assert Settings.parse({"endpoint": "here:1"})[0].endpoint == "here:1"
+
+
+def test_schemes_of_tokens_keep_them() -> None:
+    def of(**given: object) -> tuple[bool, tuple[str, ...]]:
+        parsed, _ = Settings.parse(given)
+        return parsed.keep_tokens, parsed.hash_schemes
+
+    assert of() == (False, ())
+    assert of(hash_schemes=["vllm_u64"]) == (False, ("vllm_u64",))
+    assert of(hash_schemes=["vllm_u64", "dynamo"]) == (True, ("vllm_u64", "dynamo"))
+    assert of(keep_tokens=True) == (True, ())
 
 
 def test_a_digest_differs_where_a_field_does() -> None:

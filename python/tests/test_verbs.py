@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from conftest import BLOCK_BYTES, Server, hashes, open_namespace, store, value
 
@@ -141,6 +143,8 @@ def test_a_durable_put_on_a_server_without_nvme_says_so(namespace: kvstrata.Name
     [
         ({"hash_bytes": 7}, "hash_bytes: 7 given, 8 to 32 allowed"),
         ({"parts": []}, "parts: none declared"),
+        ({"hash_schemes": ["xyz"]}, 'hash_schemes: "xyz" given; vllm_u64, sglang_i64, dynamo'),
+        ({"hash_schemes": ["dynamo"]}, "hash_schemes: dynamo given.*set keep_tokens"),
         ({"timeout": -1.0}, "timeout: -1 s given"),
         ({"timeout": float("nan")}, "timeout: NaN s given"),
     ],
@@ -160,6 +164,32 @@ def test_bad_namespaces_are_refused_by_name(
     with pytest.raises(kvstrata.InvalidError, match=named) as raised:
         client.open_namespace(**{**good, **arguments})  # type: ignore[arg-type]
     assert isinstance(raised.value, ValueError)
+
+
+def test_a_namespace_can_wish_for_other_names(client: kvstrata.Client) -> None:
+    """They are counted by the server, blocks of token schemes once they are described."""
+    namespace = client.open_namespace(
+        model="names",
+        engine="vllm",
+        dtype="bf16",
+        block_tokens=16,
+        parts=[(0, 0, BLOCK_BYTES)],
+        hash_algorithm="test",
+        keep_tokens=True,
+        hash_schemes=["dynamo", "sglang_i64"],
+    )
+    known = [each for each in client.stats()["namespaces"] if each["model"] == "names"]
+    assert [each["keep_tokens"] for each in known] == [True]
+    assert known[0]["hash_schemes"] == ["dynamo", "sglang_i64"]
+    store(namespace, 5)
+    namespace.describe(hashes(3), tokens=list(range(48)))
+    for _ in range(500):
+        entries = {each["scheme"]: each["entries"] for each in client.stats()["schemes"]}
+        if entries["dynamo"] >= 3 and entries["sglang_i64"] >= 5:
+            break
+        time.sleep(0.02)
+    else:
+        raise AssertionError(entries)
 
 
 def test_bad_hashes_are_refused_by_name(namespace: kvstrata.Namespace) -> None:

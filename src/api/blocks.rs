@@ -1,15 +1,14 @@
 //! The calls of `kvstrata.v1.BlockCache`. Puts and gets are in their own files.
 
-use std::{future::ready, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCache};
 use kvstrata_tiers::{
-    block::BlockHash,
     error::{Error, Result},
-    namespace::Namespace,
-    stack::{Ask, Chain, Fetch},
-    tier::{Run, Tier},
+    namespace::{Namespace, Wishes},
+    stack::{Ask, Chain},
+    tier::Run,
 };
 use tokio::{sync::mpsc, time::Instant};
 use tonic::{Request, Response, Status, Streaming};
@@ -18,17 +17,22 @@ use tracing::{info, warn};
 use super::{Calls, Node, Observed, bearer_of, convert, get, put, stats};
 use crate::{
     auth::Bearer,
-    flow::{self, Delivered},
+    flow::{self, Prefetched},
     id::{LeaseId, SessionId},
     lease::Reservation,
-    limits::{GET_DEADLINE_DEFAULT, LOOKUP_HASHES_MAX, PREFETCH_LOADS_MAX},
+    limits::LOOKUP_HASHES_MAX,
     metrics::Op,
     openers::Opener,
+    schemes,
     session::{Event, SessionGuard, draining},
 };
 
 /// The least unit of memory that a block of a page or more is rounded to.
 const PAGE_BYTES: u64 = 4096;
+
+/// What a client is told that wishes for what the first one did not.
+const KEEPS_NO_TOKENS: &str = "keep_tokens: another client has opened the namespace without it since the \
+    server started, so token ids are not kept, nor found by; set it for all clients, then restart the server";
 
 type Pins = Vec<kvstrata_tiers::stack::Pin>;
 
@@ -122,7 +126,7 @@ impl BlockCache for BlockService {
         request: Request<wire::PrefetchRequest>,
     ) -> Result<Response<wire::PrefetchResponse>, Status> {
         let bearer = bearer_of(&request)?;
-        let work = async { self.node.prefetch(&bearer, &request.into_inner()) };
+        let work = async { self.node.prefetch_blocks(&bearer, &request.into_inner()) };
         self.calls.unary(Op::Prefetch, work).await
     }
 
@@ -169,8 +173,14 @@ impl Node {
         let zone = convert::label("zone", request.zone)?;
         let client_version = convert::label("client_version", request.client_version)?;
         let spec = convert::namespace_spec(bearer.tenant(), request.kind)?;
-        let opened = self.namespaces.open(spec, request.keep_tokens)?;
+        let keep_tokens = request.keep_tokens;
+        let hash_schemes = schemes::checked(&request.hash_schemes, &spec, keep_tokens)?;
+        let mut opened = self.namespaces.open(spec, Wishes { keep_tokens, hash_schemes })?;
         let namespace = opened.namespace;
+        self.schemes.opened(&namespace);
+        if keep_tokens && !namespace.keeps_tokens() {
+            opened.warnings.push(KEEPS_NO_TOKENS.to_owned());
+        }
         if opened.new {
             let id = namespace.id().short();
             info!(
@@ -212,8 +222,11 @@ impl Node {
         let ask = Ask { sparse: request.sparse, pin_bytes_max };
         let answer = self.stack.lookup(&namespace, hashes, ask);
         self.metrics.record_lookup(convert::answers(answer.counts));
+        let locality = self
+            .openers
+            .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone));
         let run = |run: Run| {
-            let wait = self.stack.estimate_load(run.tier, run.bytes);
+            let wait = self.costs.estimate(run.tier, locality, run.bytes);
             convert::run(&run, self.members.answering, wait)
         };
         let lease = match promise {
@@ -320,55 +333,15 @@ impl Node {
         Ok(wire::RemoveResponse { removed: self.stack.remove(&namespace, hashes).await? })
     }
 
-    fn prefetch(
+    fn prefetch_blocks(
         self: &Arc<Self>,
         bearer: &Bearer,
         request: &wire::PrefetchRequest,
     ) -> Result<wire::PrefetchResponse> {
         let namespace = self.namespace(bearer, &request.namespace_id)?;
         let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
-        let found = self.stack.prefetch(&namespace, hashes);
-        let started = self.load(namespace, found.cold);
-        Ok(wire::PrefetchResponse { in_dram: found.in_dram, started })
-    }
-
-    /// Loads blocks in the background, unless enough prefetches run already; returns how many.
-    fn load(self: &Arc<Self>, namespace: Arc<Namespace>, cold: Vec<BlockHash>) -> u32 {
-        let started = flow::count(cold.len());
-        if started == 0 {
-            return 0;
-        }
-        let Ok(permit) = Arc::clone(&self.prefetches).try_acquire_owned() else { return 0 };
-        let (stack, stop) = (self.stack.clone(), self.tasks.stop_token());
-        let turns = Arc::clone(&self.prefetch_loads);
-        self.tasks.spawn("prefetch", async move {
-            let _permit = permit;
-            let deadline = Instant::now() + GET_DEADLINE_DEFAULT;
-            let promotions = stack.promotions_ahead();
-            let load = async |hash| {
-                let _turn = turns.acquire().await;
-                stack.get_within(&promotions, &namespace, hash, &[], deadline).await
-            };
-            // What would not stay in dram is not loaded.
-            let wanted = stream::iter(cold).take_while(|_| ready(!promotions.is_spent()));
-            let loads = wanted.map(load);
-            let mut loaded = loads.buffer_unordered(PREFETCH_LOADS_MAX);
-            let mut delivered = Delivered::new(stack.clone());
-            let all = async {
-                while let Some(outcome) = loaded.next().await {
-                    if let Ok(Fetch::Hit(block)) = outcome
-                        && block.tier() != Tier::Dram
-                    {
-                        let bytes = u64::try_from(block.len()).unwrap_or(u64::MAX);
-                        delivered.block(block.tier(), bytes, Duration::ZERO);
-                    }
-                }
-                delivered.finish();
-            };
-            // Stopping half-way is fine: it is only a hint.
-            stop.run_until_cancelled(all).await.unwrap_or_default();
-        });
-        started
+        let Prefetched { in_dram, started } = self.prefetch(&namespace, hashes);
+        Ok(wire::PrefetchResponse { in_dram, started })
     }
 
     fn release(

@@ -13,7 +13,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, Stream, StreamExt, stream::BoxStream};
-use kvstrata_tiers::error::{Error, Result};
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use tokio::{sync::watch, time::Instant};
 use tonic::{Code, Response, Status};
 use tracing::{debug, error};
@@ -71,6 +71,30 @@ impl Calls {
         result.map(Response::new)
     }
 
+    /// As [`unary`](Self::unary), for a call that is not answered by gRPC.
+    ///
+    /// # Errors
+    /// That of `work`, or `Internal` if it panicked.
+    ///
+    /// # Cancel safety
+    /// As that of `work`.
+    pub(crate) async fn checked<T>(
+        &self,
+        op: Op,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let call = self.begin(op);
+        let result = match AssertUnwindSafe(work).catch_unwind().await {
+            Ok(result) => result,
+            Err(payload) => {
+                let status = call.panicked(payload.as_ref());
+                Err(Error::new(ErrorKind::Internal, status.message()))
+            }
+        };
+        call.finish(result.as_ref().err());
+        result
+    }
+
     /// Watches a call that is answered with a stream.
     pub fn stream<T>(
         &self,
@@ -108,7 +132,8 @@ impl Call {
     }
 
     fn count(&self, change: impl FnOnce(usize) -> usize) {
-        if self.op == Op::Session {
+        // These last as long as their clients wish.
+        if matches!(self.op, Op::Session | Op::RouterWatch | Op::RouterWatchTiers) {
             return;
         }
         let mut now = 0;

@@ -106,7 +106,7 @@ pub(super) fn declared(identity: &Identity) -> wire::Namespace {
 ///
 /// # Errors
 /// `Invalid` if it is too long.
-pub(super) fn label(field: &str, text: String) -> Result<String> {
+pub(crate) fn label(field: &str, text: String) -> Result<String> {
     if text.len() > CLIENT_NAME_BYTES_MAX {
         return Err(Error::invalid(format!(
             "{field}: {} bytes given, 0 to {CLIENT_NAME_BYTES_MAX} allowed",
@@ -138,6 +138,7 @@ pub(super) fn members(members: &Members) -> wire::MemberList {
         name: member.name.clone(),
         endpoint: member.endpoint.clone(),
         zone: member.zone.clone(),
+        host: member.host.clone(),
         bulk: member.bulk.as_ref().map(|bulk| wire::BulkPort {
             tcp: bulk.tcp.clone(),
             unix: bulk.unix.clone(),

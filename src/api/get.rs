@@ -18,6 +18,7 @@ use tonic::Status;
 use super::{Node, convert, status, watched};
 use crate::{
     auth::Bearer,
+    costs::Via,
     flow::{self, GetAsk, GetFlow, Ready, Step},
     id::{LeaseId, SessionId},
     limits::{GET_MESSAGE_BYTES, GET_MESSAGE_PARTS_MAX, GET_STALL_MAX},
@@ -67,6 +68,7 @@ impl GetCall {
             lease,
             deadline_ms: request.deadline_ms,
             stop_at_miss: request.stop_at_miss,
+            via: Via::Network,
         };
         let flow = GetFlow::begin(node, bearer, ask)?;
         Ok(Self { flow, packer: Packer::default(), ended: false })

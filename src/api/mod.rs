@@ -15,6 +15,7 @@ mod guarded;
 mod health;
 pub mod incoming;
 mod put;
+pub(crate) mod router;
 mod stats;
 pub mod status;
 mod watched;
@@ -26,6 +27,7 @@ pub use calls::{Calls, Observed};
 pub use framed::Framed;
 pub use guarded::Guarded;
 pub(crate) use health::health;
+pub(crate) use router::RouterService;
 use tonic::{body::Body, codegen::http, transport::Server};
 
 use crate::{

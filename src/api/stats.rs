@@ -18,6 +18,7 @@ use crate::{
     flow,
     metrics::{Answer, LeaseEnd},
     openers::Opener,
+    schemes::Scheme,
 };
 
 /// Hex digits of a hash root that are shown.
@@ -91,13 +92,14 @@ fn of_node(
         lookups: Some(lookups(node)),
         namespaces: namespaces.iter().map(|namespace| of_namespace(node, namespace)).collect(),
         lease_totals: Some(lease_totals(node)),
+        schemes: Scheme::ALL.iter().map(|scheme| of_scheme(node, *scheme)).collect(),
         warnings: mismatches.iter().map(ToString::to_string).collect(),
         ..about(node)
     }
 }
 
 fn of_tier(node: &Node, tier: Tier, usage: StoreUsage) -> wire::TierStats {
-    let (get_blocks, get_bytes) = node.metrics.delivered(flow::tier_label(tier));
+    let (get_blocks, get_bytes) = node.metrics.delivered(tier.into());
     wire::TierStats {
         tier: convert::tier(tier).into(),
         capacity_bytes: usage.capacity_bytes,
@@ -107,6 +109,11 @@ fn of_tier(node: &Node, tier: Tier, usage: StoreUsage) -> wire::TierStats {
         get_blocks,
         get_bytes,
     }
+}
+
+fn of_scheme(node: &Node, scheme: Scheme) -> wire::SchemeStats {
+    let (entries, bytes) = node.schemes.usage(scheme);
+    wire::SchemeStats { scheme: scheme.name().to_owned(), entries, bytes }
 }
 
 fn lookups(node: &Node) -> wire::TierTotals {
@@ -161,6 +168,8 @@ fn of_namespace(node: &Node, namespace: &Namespace) -> wire::NamespaceStats {
         lookups: Some(totals(lookups)),
         put_blocks: counters.put_blocks.load(Ordering::Relaxed),
         declared,
+        keep_tokens: namespace.keeps_tokens(),
+        hash_schemes: namespace.hash_schemes().into_iter().collect(),
         openers: node.openers.of(namespace.index()).into_iter().map(of_opener).collect(),
     }
 }

@@ -27,7 +27,10 @@ use tonic::{
 
 use super::*;
 use crate::{
+    advice::Advice,
     auth::Gate,
+    changes::Changes,
+    costs::{Costs, Place},
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
@@ -35,6 +38,7 @@ use crate::{
     metrics::ServerMetrics,
     node::{Leases, Sessions},
     openers::Openers,
+    schemes::Schemes,
     tasks::Tasks,
 };
 
@@ -59,9 +63,13 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     Node {
         name: "test".to_owned(),
         members: Members::default(),
+        changes: Changes::new(stack.clone()),
+        costs: Costs::new(stack.clone(), Place::default(), metrics.costs.clone()),
+        schemes: Schemes::new(1 << 20, metrics.schemes.clone()),
         stack,
         namespaces,
         openers: Openers::default(),
+        advice: Advice::new().unwrap(),
         told: Subscriptions::default(),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,

@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     auth::Bearer,
+    costs::Via,
     flow::GivenUp,
     limits::{BULK_BODY_SMALL_BYTES, BULK_IDLE_MAX, BULK_REQUESTS_MAX, RETRY_AFTER_COUNT},
     metrics::Op,
@@ -43,13 +44,17 @@ const NOTES_MAX: usize = 64;
 const LAST_WORD_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Serves a connection until it ends.
-pub(super) async fn run<R, W>(bulk: Arc<Bulk>, from: R, mut to: W, files: Option<Arc<Files>>)
-where
+pub(super) async fn run<R, W>(
+    bulk: Arc<Bulk>,
+    from: R,
+    mut to: W,
+    (via, files): (Via, Option<Arc<Files>>),
+) where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
     let mut out = Output::default();
-    let ended = talk(&bulk, (from, files), &mut to, &mut out).await;
+    let ended = talk(&bulk, (from, via, files), &mut to, &mut out).await;
     let Err(error) = ended else { return };
     debug!(%error, "bulk connection ended");
     // Within a frame there is no place for a reason.
@@ -67,7 +72,7 @@ where
 
 async fn talk<R, W>(
     bulk: &Arc<Bulk>,
-    (from, files): (R, Option<Arc<Files>>),
+    (from, via, files): (R, Via, Option<Arc<Files>>),
     to: &mut W,
     out: &mut Output<PartBytes>,
 ) -> Result<()>
@@ -78,14 +83,14 @@ where
     let mut input = Input::new(from);
     let greeted = greet(bulk, &mut input, to).await?;
     // In memory of its own, which whoever never says hello has not.
-    Box::pin(converse(bulk, greeted, (input, files), to, out)).await
+    Box::pin(converse(bulk, greeted, (input, via, files), to, out)).await
 }
 
 /// Answers a peer that has said hello.
 async fn converse<R, W>(
     bulk: &Arc<Bulk>,
     Greeted { bearer, session, credit }: Greeted,
-    (input, files): (Input<R>, Option<Arc<Files>>),
+    (input, via, files): (Input<R>, Via, Option<Arc<Files>>),
     to: &mut W,
     out: &mut Output<PartBytes>,
 ) -> Result<()>
@@ -105,6 +110,7 @@ where
         gets: gets_in,
         notes: notes_in,
         puts: Vec::new(),
+        via,
         sharing: Sharing::new(files),
         heard: Instant::now(),
     };
@@ -128,6 +134,7 @@ struct Reader<R> {
     gets: mpsc::Sender<Sending>,
     notes: mpsc::Sender<Vec<u8>>,
     puts: Vec<OpenPut>,
+    via: Via,
     sharing: Sharing,
     /// When the latest frame came.
     heard: Instant,
@@ -250,9 +257,10 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         };
         let call = self.bulk.calls.begin(Op::Get);
         let session = self.session.as_ref().map(|session| session.id());
-        match get::begin(&self.bulk.node, &self.bearer, session, header, get) {
+        let pins = self.sharing.pins().filter(|_| header.flags & BY_PLACE != 0);
+        let via = if pins.is_some() { Via::SharedMemory } else { self.via };
+        match get::begin(&self.bulk.node, &self.bearer, (session, via), header, get) {
             Ok(flow) => {
-                let pins = self.sharing.pins().filter(|_| header.flags & BY_PLACE != 0);
                 let sending = Sending::new((header.request, token), call, flow, room, pins);
                 self.gets.send(sending).await.map_err(|_closed| gone())
             }

@@ -25,6 +25,7 @@ use super::{
 use crate::{
     api::{Call, convert},
     auth::Bearer,
+    costs::Via,
     flow::{GetAsk, GetFlow, Ready, Step, count},
     id::{LeaseId, SessionId},
     limits::{
@@ -88,7 +89,7 @@ pub(super) enum Made {
 pub(super) fn begin(
     node: &Node,
     bearer: &Bearer,
-    session: Option<SessionId>,
+    (session, via): (Option<SessionId>, Via),
     header: &Header,
     get: Get,
 ) -> Result<GetFlow> {
@@ -107,6 +108,7 @@ pub(super) fn begin(
         lease,
         deadline_ms: get.deadline_ms,
         stop_at_miss: header.flags & STOP_AT_MISS != 0,
+        via,
     };
     GetFlow::begin(node, bearer, ask)
 }

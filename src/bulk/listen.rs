@@ -16,6 +16,7 @@ use tracing::debug;
 use super::{Bulk, connection};
 use crate::{
     api::incoming::{self, Place, Places, accept},
+    costs::Via,
     limits::BULK_UNIX_SEND_BYTES,
     shm::{self, socket::Files},
     tls::Entry,
@@ -74,9 +75,10 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
     match listener {
         Listener::Tcp(tcp, entry) => {
             let ((io, _peer), place) = places.next(|| accept(tcp)).await;
+            let network = (Via::Network, None);
             match entry.begin(io).into_plain() {
-                Ok(io) => spawn(Arc::clone(bulk), io.into_split(), None, place),
-                Err(io) => spawn(Arc::clone(bulk), tokio::io::split(io), None, place),
+                Ok(io) => spawn(Arc::clone(bulk), io.into_split(), network, place),
+                Err(io) => spawn(Arc::clone(bulk), tokio::io::split(io), network, place),
             }
         }
         Listener::Unix(unix, _file) => {
@@ -84,9 +86,9 @@ async fn accept_one(listener: &Listener, bulk: &Arc<Bulk>, places: &Places) {
             widen(&io);
             if bulk.arena.is_some() {
                 let (from, to, files) = shm::socket::split(io);
-                spawn(Arc::clone(bulk), (from, to), Some(files), place);
+                spawn(Arc::clone(bulk), (from, to), (Via::UnixSocket, Some(files)), place);
             } else {
-                spawn(Arc::clone(bulk), io.into_split(), None, place);
+                spawn(Arc::clone(bulk), io.into_split(), (Via::UnixSocket, None), place);
             }
         }
     }
@@ -100,12 +102,12 @@ pub(crate) fn widen(io: &UnixStream) {
 }
 
 /// Serves one connection.
-fn spawn<R, W>(bulk: Arc<Bulk>, (from, to): (R, W), files: Option<Arc<Files>>, place: Place)
+fn spawn<R, W>(bulk: Arc<Bulk>, (from, to): (R, W), by: (Via, Option<Arc<Files>>), place: Place)
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
     let node = Arc::clone(&bulk.node);
-    let serving = Box::pin(connection::run(bulk, from, to, files));
+    let serving = Box::pin(connection::run(bulk, from, to, by));
     incoming::serve(&node, "bulk connection", place, serving);
 }

@@ -66,6 +66,13 @@ pub struct ClientOptions {
     /// Who this is, for people: what the server names when it is asked who opened a namespace. Default
     /// `kvstrata`; the process id is added.
     pub name: String,
+    /// What routers call the engine that this is a client of. Default `None`: the name and the process
+    /// id, which no router knows.
+    pub instance: Option<String>,
+    /// The machine it runs on. Default `None`: the host name.
+    pub node: Option<String>,
+    /// The availability zone of that. Default empty: unknown.
+    pub zone: String,
     /// The way that the blocks of gets and puts take.
     pub path: Path,
     /// For the connection to be made. Default 5 s: a server on the network answers in milliseconds.
@@ -88,6 +95,9 @@ impl Default for ClientOptions {
     fn default() -> Self {
         Self {
             name: "kvstrata".to_owned(),
+            instance: None,
+            node: None,
+            zone: String::new(),
             path: Path::Auto,
             connect_deadline: Duration::from_secs(5),
             call_deadline: Duration::from_secs(10),

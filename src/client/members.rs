@@ -18,7 +18,7 @@ impl From<v1::Member> for Member {
             unix: wire.unix,
             instance: wire.instance,
         });
-        let (name, endpoint, zone) = (wire.name, wire.endpoint, wire.zone);
-        Self { index: wire.index, name, endpoint, zone, bulk }
+        let (name, endpoint, zone, host) = (wire.name, wire.endpoint, wire.zone, wire.host);
+        Self { index: wire.index, name, endpoint, zone, host, bulk }
     }
 }

@@ -7,10 +7,10 @@ use kvstrata_proto::v1::{self, open_request::Kind};
 use kvstrata_tiers::{
     block::HASH_BYTES_MAX,
     error::{Error, Result},
-    namespace::{Identity, NamespaceId, PartSpec},
+    namespace::{Identity, NamespaceId, PartSpec, Wishes},
 };
 
-use super::{Client, HashList, status::broken_contract};
+use super::{Client, ClientOptions, HashList, status::broken_contract};
 
 /// What to open.
 #[derive(Debug, Clone)]
@@ -72,13 +72,29 @@ impl Client {
     /// # Cancel safety
     /// Safe: opening is idempotent.
     pub async fn open(&self, spec: NamespaceSpec) -> Result<Handle> {
+        self.open_with(spec, Wishes::default()).await
+    }
+
+    /// As [`open`](Self::open), with token ids that are kept, or names of other hash schemes.
+    ///
+    /// # Errors
+    /// `Invalid` if a field is out of range, and whatever keeps the call from being answered.
+    ///
+    /// # Cancel safety
+    /// Safe: opening is idempotent.
+    pub async fn open_with(&self, spec: NamespaceSpec, wishes: Wishes) -> Result<Handle> {
         let (kind, hash_bytes, parts) = declare(spec)?;
+        let ClientOptions { name, instance, node, zone, .. } = self.options();
         let request = v1::OpenRequest {
             kind: Some(kind),
-            instance: format!("{}:{}", self.options().name, std::process::id()),
-            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            keep_tokens: wishes.keep_tokens,
+            hash_schemes: wishes.hash_schemes.into_iter().collect(),
+            instance: instance.clone().unwrap_or_else(|| format!("{name}:{}", std::process::id())),
+            node: node.clone().unwrap_or_else(|| {
+                rustix::system::uname().nodename().to_string_lossy().into_owned()
+            }),
+            zone: zone.clone(),
             client_version: concat!("kvstrata ", env!("CARGO_PKG_VERSION")).to_owned(),
-            ..Default::default()
         };
         let mut wire = self.wire();
         let reply = self.call("open namespace", wire.open(self.request(request))).await?;

@@ -43,6 +43,19 @@ pub struct Stats {
     pub warnings: Vec<String>,
     /// Leases since the start, by what became of them; `None` for whoever is no operator.
     pub lease_totals: Option<LeaseTotals>,
+    /// Names of other hash schemes.
+    pub schemes: Vec<SchemeStats>,
+}
+
+/// The index of one hash scheme.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct SchemeStats {
+    /// Its name.
+    pub scheme: String,
+    /// Blocks that are in it.
+    pub entries: u64,
+    /// Memory that they take, in bytes.
+    pub bytes: u64,
 }
 
 /// Leases since the start: `granted` is the sum of the others and of those in force.
@@ -116,6 +129,10 @@ pub struct NamespaceStats {
     /// What was declared, by field, as text; empty for an opaque namespace. Of hash root, LoRA and salt
     /// a digest.
     pub declared: BTreeMap<&'static str, String>,
+    /// Whether token ids that are told are kept.
+    pub keep_tokens: bool,
+    /// By which names its blocks can be found, too.
+    pub hash_schemes: Vec<String>,
     /// The last few that opened it since the start, oldest first.
     pub openers: Vec<Opener>,
 }
@@ -177,6 +194,7 @@ impl From<v1::StatsResponse> for Stats {
             namespaces: wire.namespaces.into_iter().map(NamespaceStats::from).collect(),
             warnings: wire.warnings,
             lease_totals: wire.lease_totals.map(LeaseTotals::from),
+            schemes: wire.schemes.into_iter().map(SchemeStats::from).collect(),
         }
     }
 }
@@ -200,6 +218,13 @@ impl From<v1::TierStats> for TierStats {
             get_blocks: wire.get_blocks,
             get_bytes: wire.get_bytes,
         }
+    }
+}
+
+impl From<v1::SchemeStats> for SchemeStats {
+    fn from(wire: v1::SchemeStats) -> Self {
+        let v1::SchemeStats { scheme, entries, bytes } = wire;
+        Self { scheme, entries, bytes }
     }
 }
 
@@ -228,6 +253,8 @@ impl From<v1::NamespaceStats> for NamespaceStats {
             lookups: wire.lookups.unwrap_or_default().into(),
             put_blocks: wire.put_blocks,
             declared: wire.declared.map(by_field).unwrap_or_default(),
+            keep_tokens: wire.keep_tokens,
+            hash_schemes: wire.hash_schemes,
             openers: wire.openers.into_iter().map(Opener::from).collect(),
         }
     }

@@ -50,6 +50,11 @@ impl Config {
         {
             problems.push(Problem::new("node.name", format_args!("{name:?}"), allowed.clone()));
         }
+        if let Auto::Given(host) = &self.node.host
+            && !is_name(host)
+        {
+            problems.push(Problem::new("node.host", format_args!("{host:?}"), allowed.clone()));
+        }
         if !self.node.zone.is_empty() && !is_name(&self.node.zone) {
             let zone = &self.node.zone;
             problems.push(Problem::new("node.zone", format_args!("{zone:?}"), allowed));

@@ -20,10 +20,11 @@ use tokio::time::Instant;
 use super::{
     Delivered,
     ahead::{Ahead, Load, Loads},
-    count, period, tier_label,
+    count, period,
 };
 use crate::{
     auth::Bearer,
+    costs::Via,
     id::{LeaseId, SessionId},
     limits::{GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX},
     metrics::{Missed, ServerMetrics},
@@ -45,6 +46,8 @@ pub(crate) struct GetAsk<'a> {
     pub(crate) deadline_ms: u32,
     /// Later blocks are of no use after a miss.
     pub(crate) stop_at_miss: bool,
+    /// What its bytes travel by.
+    pub(crate) via: Via,
 }
 
 /// What comes next of a get.
@@ -91,12 +94,21 @@ impl GetFlow {
     /// What the request can be refused for, by field.
     pub(crate) fn begin(node: &Node, bearer: &Bearer, ask: GetAsk<'_>) -> Result<Self> {
         let namespace = node.namespace(bearer, ask.namespace_id)?;
-        let blocks = namespace.hashes(&ask.hashes, GET_BLOCKS_MAX, "hashes")?.len();
+        let hashes = namespace.hashes(&ask.hashes, GET_BLOCKS_MAX, "hashes")?;
+        let blocks = hashes.len();
         let wait = period("deadline_ms", ask.deadline_ms, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX)?;
         if let Some((session, lease)) = ask.lease {
             node.session(bearer, session)?;
             node.leases.check(session, lease)?;
         }
+        // Each rank reads its part of a block: together they load it once.
+        let loads = ask.parts.is_empty() || ask.parts.contains(&0);
+        let bytes = match loads {
+            true => node.stack.bytes_by_tier(&namespace, hashes),
+            false => [0; 3],
+        };
+        let locality = node.locality_of(&namespace, ask.via);
+        let load = node.costs.begin(bearer.tenant(), locality, bytes);
         let touch_from = ask.lease.is_none().then_some(0);
         let asked = (Arc::clone(&namespace), ask.hashes.clone());
         let deadline = Instant::now() + wait;
@@ -120,7 +132,7 @@ impl GetFlow {
             ahead: Ahead::new(loads, blocks),
             asked,
             touch_from,
-            delivered: Delivered::new(node.stack.clone()),
+            delivered: Delivered::new(load),
             position: 0,
             count: count(blocks),
         })
@@ -193,8 +205,9 @@ impl GetFlow {
         let Ready { block, elapsed, .. } = ready;
         let lengths = self.parts.iter().filter_map(|part| block.part_len(*part));
         let bytes = u64::try_from(lengths.sum::<usize>()).unwrap_or(u64::MAX);
-        self.delivered.block(block.tier(), bytes, *elapsed);
-        self.metrics.record_get(tier_label(block.tier()), bytes, *elapsed);
+        let whole = u64::try_from(block.len()).unwrap_or(u64::MAX);
+        self.delivered.block(block.tier(), (bytes, whole), *elapsed);
+        self.metrics.record_get(block.tier().into(), bytes, *elapsed);
     }
 
     /// Takes a block that is not right out of use; returns the miss that it is instead.

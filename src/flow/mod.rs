@@ -7,30 +7,17 @@ mod ahead;
 mod delivered;
 mod durable;
 mod get;
+mod prefetch;
 mod put;
 
 use std::time::Duration;
 
 pub(crate) use delivered::Delivered;
 pub(crate) use get::{GetAsk, GetFlow, Ready, Step};
+pub(crate) use prefetch::Prefetched;
 pub(crate) use put::{GivenUp, PutAsk, PutFlow, Results, parent};
 
-use kvstrata_tiers::{
-    error::{Error, Result},
-    tier::Tier,
-};
-
-use crate::metrics::TierLabel;
-
-/// A tier in metrics.
-#[must_use]
-pub(crate) fn tier_label(tier: Tier) -> TierLabel {
-    match tier {
-        Tier::Dram => TierLabel::Dram,
-        Tier::Nvme => TierLabel::Nvme,
-        Tier::Object => TierLabel::Object,
-    }
-}
+use kvstrata_tiers::error::{Error, Result};
 
 /// A count on the wire; counts are bounded far below.
 #[must_use]
@@ -45,7 +32,12 @@ pub(crate) fn millis(duration: Duration) -> u32 {
 }
 
 /// A time given in milliseconds, 0 taking the default.
-fn period(field: &str, given_ms: u32, default: Duration, max: Duration) -> Result<Duration> {
+pub(crate) fn period(
+    field: &str,
+    given_ms: u32,
+    default: Duration,
+    max: Duration,
+) -> Result<Duration> {
     let given = Duration::from_millis(u64::from(given_ms));
     if given.is_zero() {
         return Ok(default);

@@ -2,7 +2,7 @@
 //!
 //! Never a key, a lease, a peer or an error text: those have no bound.
 
-use kvstrata_tiers::label_values;
+use kvstrata_tiers::{label_values, tier::Tier};
 
 label_values! {
     /// Where a block was read from.
@@ -13,6 +13,26 @@ label_values! {
         Nvme = "nvme",
         /// Object storage.
         Object = "object",
+    }
+}
+
+impl From<Tier> for TierLabel {
+    fn from(tier: Tier) -> Self {
+        match tier {
+            Tier::Dram => Self::Dram,
+            Tier::Nvme => Self::Nvme,
+            Tier::Object => Self::Object,
+        }
+    }
+}
+
+label_values! {
+    /// Why a block has no name in a hash scheme.
+    UnindexedLabel {
+        /// The index takes all the memory that it may.
+        Full = "full",
+        /// The engine's hash is of more than the block's tokens.
+        Unlike = "unlike",
     }
 }
 
@@ -109,6 +129,22 @@ label_values! {
         Remove = "remove",
         /// Stats.
         Stats = "stats",
+        /// A router's lookup.
+        RouterLookup = "router_lookup",
+        /// A router's score.
+        RouterScore = "router_score",
+        /// A router that follows what is where.
+        RouterWatch = "router_watch",
+        /// A router that follows what loading costs.
+        RouterWatchTiers = "router_watch_tiers",
+        /// Loads that a router expects.
+        RouterReserve = "router_reserve",
+        /// The end of such.
+        RouterRelease = "router_release",
+        /// How long loads took.
+        RouterReport = "router_report",
+        /// Which blocks there are, asked as Dynamo does.
+        CheckBlocks = "check_blocks",
     }
 }
 
@@ -241,5 +277,57 @@ label_values! {
         Lost = "lost",
         /// It could not be read.
         Broken = "broken",
+    }
+}
+
+label_values! {
+    /// How the device of a tier is.
+    TierStateLabel {
+        /// As usual.
+        Ok = "ok",
+        /// Far slower than it was.
+        Degraded = "degraded",
+        /// Nothing can be read.
+        Down = "down",
+    }
+}
+
+label_values! {
+    /// A kind of router that is told where blocks are.
+    RouterLabel {
+        /// Dynamo.
+        Dynamo = "dynamo",
+        /// The endpoint picker of llm-d.
+        LlmD = "llm-d",
+    }
+}
+
+label_values! {
+    /// What a router is told.
+    RouterEvent {
+        /// Blocks can be read from a tier.
+        Stored = "stored",
+        /// They no longer can.
+        Removed = "removed",
+    }
+}
+
+label_values! {
+    /// Why a router is told everything again.
+    ResyncReason {
+        /// It has begun to listen.
+        Subscribed = "subscribed",
+        /// It has missed batches that are not kept any more.
+        Missed = "missed",
+    }
+}
+
+label_values! {
+    /// Who tells how long a load took that was estimated.
+    Judge {
+        /// This node, of its own gets.
+        Node = "node",
+        /// A router or an engine, by a report.
+        Report = "report",
     }
 }

@@ -3,25 +3,32 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod costs;
 mod events;
 mod labels;
+mod publish;
 mod resp;
+mod schemes;
 mod store;
 mod trust;
 
 use std::time::Duration;
 
+pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome, Reloaded,
-    RespCommand, RespDrop, TierLabel, Unproven,
+    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
+    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
+    TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
+pub use publish::{Part, PublishMetrics, Shown};
 pub use resp::RespMetrics;
+pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
 pub use trust::TrustMetrics;
 
@@ -119,6 +126,12 @@ pub struct ServerMetrics {
     pub resp: RespMetrics,
     /// The events of engines.
     pub events: EventMetrics,
+    /// What routers are told.
+    pub publish: PublishMetrics,
+    /// What loading costs.
+    pub costs: CostMetrics,
+    /// The index of hash schemes.
+    pub schemes: SchemeMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -159,6 +172,9 @@ impl ServerMetrics {
             trust: TrustMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
+            publish: PublishMetrics::register(registry),
+            costs: CostMetrics::register(registry),
+            schemes: SchemeMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

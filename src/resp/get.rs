@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     auth::Bearer,
+    costs::Via,
     flow::{GetAsk, GetFlow, Step, millis},
     limits::RESP_GET_DEADLINE,
     metrics::Op,
@@ -71,6 +72,7 @@ where
         lease: None,
         deadline_ms: millis(RESP_GET_DEADLINE),
         stop_at_miss: false,
+        via: Via::Network,
     };
     let mut failure = None;
     let bearer = connection.bearer.clone().unwrap_or_else(|| Arc::new(Bearer::anyone()));

@@ -12,7 +12,7 @@ use std::{collections::VecDeque, fmt, sync::Arc};
 
 use crate::{block::BlockKey, limits::SHARD_EVENTS_MAX, map::Map, tier::Tier};
 
-/// One change of one block on one tier.
+/// One change of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TierEvent {
     /// The block can be read from the tier.
@@ -28,6 +28,12 @@ pub enum TierEvent {
         key: BlockKey,
         /// Which tier.
         tier: Tier,
+    },
+    /// Something else than before is known of a readable block's place in its chain:
+    /// [`Stack::description`](crate::stack::Stack::description) has it.
+    Described {
+        /// Which block.
+        key: BlockKey,
     },
 }
 
@@ -116,6 +122,16 @@ impl EventFeed {
     #[must_use]
     pub fn drain(&self, shard: usize) -> Drained {
         self.map.drain_events(shard, self.number)
+    }
+
+    /// As [`drain`](Self::drain), with all that the shard holds at that moment, as
+    /// [`Drained::Resync`] has it: for readers that come later.
+    ///
+    /// # Blocking
+    /// Copies the keys of a whole shard under its lock.
+    #[must_use]
+    pub fn drain_whole(&self, shard: usize) -> (Drained, Vec<(BlockKey, Tier)>) {
+        self.map.drain_whole(shard, self.number)
     }
 }
 

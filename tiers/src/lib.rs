@@ -10,6 +10,7 @@
 pub mod admission;
 pub mod block;
 pub mod checksum;
+mod description;
 pub mod dram;
 pub mod error;
 pub mod event;
@@ -24,6 +25,7 @@ pub mod metrics;
 pub mod namespace;
 pub mod nvme;
 pub mod object;
+pub mod rate;
 mod seldom;
 pub mod shared;
 pub mod stack;

@@ -58,15 +58,17 @@ use self::{
 pub use self::{
     block::{Block, PartBytes},
     claim::{Claim, Offer},
+    cost::{DevicePace, DeviceState},
     load::Fetch,
     lookup::{Answer, Ask, Pin},
     piece::{Filled, Piece, PutOutcome, Span},
     promotions::Promotions,
     put::PutBatch,
-    verbs::{Chain, Description, Prefetch, Usage},
+    verbs::{Chain, Prefetch, Usage},
 };
+pub use crate::description::Description;
 use crate::{
-    block::{BlockHash, Hashes},
+    block::{BlockHash, BlockKey, Hashes},
     dram::Pool,
     error::{Error, Result},
     event::EventFeed,
@@ -207,6 +209,13 @@ impl Stack {
         let answer = self.shared.lookup(namespace, hashes, ask);
         namespace.counters().count_lookup(answer.counts);
         answer
+    }
+
+    /// As [`lookup`](Self::lookup) without leases, for those who ask what an engine would find: it does
+    /// not count as a lookup of one.
+    #[must_use]
+    pub fn peek(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Answer {
+        self.shared.lookup(namespace, hashes, Ask::default())
     }
 
     /// Ends the protection of `pins` and touches their blocks tail first.
@@ -398,21 +407,6 @@ impl Stack {
         self.shared.remove(namespace, hashes).await
     }
 
-    /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
-    ///
-    /// # Errors
-    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block, if the
-    /// positions go beyond 32 bits, or for a name of more than 1024 bytes.
-    pub fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
-        self.shared.describe(namespace, chain)
-    }
-
-    /// What was described of a block.
-    #[must_use]
-    pub fn description(&self, namespace: &Namespace, hash: BlockHash) -> Option<Description> {
-        self.shared.description(namespace, hash)
-    }
-
     /// Says which blocks are in dram and which would have to be loaded; the caller loads them.
     #[must_use]
     pub fn prefetch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Prefetch {
@@ -426,15 +420,15 @@ impl Stack {
         EventFeed::new(Arc::clone(&self.shared.map))
     }
 
-    /// Estimates how long loading `bytes` from `tier` takes: setup and bytes by measured bandwidth.
-    #[must_use]
-    pub fn estimate_load(&self, tier: Tier, bytes: u64) -> std::time::Duration {
-        self.shared.costs.estimate(tier, bytes)
+    /// What the device of a colder tier does now; none of dram, and of a tier that is not there.
+    pub fn pace(&self, tier: Tier) -> Option<DevicePace> {
+        self.has_tier(tier).then(|| self.shared.costs.pace(tier))?
     }
 
-    /// Calibrates the estimates: `bytes` of `tier` were delivered in `elapsed`.
-    pub fn record_load(&self, tier: Tier, bytes: u64, elapsed: std::time::Duration) {
-        self.shared.costs.record(tier, bytes, elapsed);
+    /// Bytes of those of `hashes` that are readable, by the hottest tier that has them, hot to cold.
+    #[must_use]
+    pub fn bytes_by_tier(&self, namespace: &Namespace, hashes: Hashes<'_>) -> [u64; 3] {
+        self.shared.bytes_by_tier(namespace, hashes)
     }
 
     /// What the stack holds now.
@@ -447,6 +441,21 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
+    }
+
+    /// Which tiers have a block now, hot to cold.
+    #[must_use]
+    pub fn presence(&self, key: BlockKey) -> [bool; 3] {
+        let at = self.shared.map.hashed(key.namespace, key.hash);
+        let presence = |shard: &mut crate::map::Shard| {
+            let entry = shard.entry(at)?;
+            let mut presence = [false; 3];
+            for (has, tier) in presence.iter_mut().zip(Tier::ALL) {
+                *has = entry.tiers().any(|known| known == tier);
+            }
+            Some(presence)
+        };
+        self.shared.map.with(at, presence).unwrap_or_default()
     }
 
     /// The tiers that have a block, hot to cold, for tests.

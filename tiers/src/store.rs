@@ -20,6 +20,7 @@ use crate::{
     tier::Tier,
 };
 pub use crate::{
+    description::Description,
     dram::{BlockWriter, Payload},
     map::{Checksums, Location},
 };
@@ -217,6 +218,26 @@ pub trait Above: Debug + Send + Sync + 'static {
     /// other. Returns how many there were.
     fn gone(&self, tier: Tier, is_gone: &mut dyn FnMut(Location) -> bool) -> u64;
 
+    /// What was described of a block, for a tier that [keeps](BlockStore::described) it; none if nothing
+    /// was, or the map does not have the block.
+    fn description(&self, namespace: NamespaceId, hash: BlockHash) -> Option<Description> {
+        let _ = (namespace, hash);
+        None
+    }
+
+    /// What was described, before this process, of a block that the tier has [found](Self::found). False:
+    /// the map does not have it on the tier, which should forget what was described, too.
+    fn found_described(
+        &self,
+        tier: Tier,
+        namespace: NamespaceId,
+        hash: BlockHash,
+        description: Description,
+    ) -> bool {
+        let _unkept = (tier, namespace, hash, description);
+        false
+    }
+
     /// The tier `to` has made a copy of a block, readable from now on, from that at `from`, which may
     /// have moved or left since. False: the map does not have the block any more, or has other bytes
     /// under its key, or another copy on `to` by now; the tier should forget this one.
@@ -269,6 +290,13 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<()>> {
         let _ = (namespace, hashes);
         Box::pin(async { Ok(()) })
+    }
+
+    /// Blocks that the tier has, or is being given, were described (anew): it may ask for the
+    /// [description](Above::description) and tell it with the block after a restart. It may forget it.
+    /// Returns at once. A tier that keeps none does nothing.
+    fn described(&self, namespace: NamespaceId, hashes: &[BlockHash]) {
+        let _ = (namespace, hashes);
     }
 
     /// Asks the tier to reclaim its coldest part soon, because the map is full of blocks that only

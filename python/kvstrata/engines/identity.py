@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .. import Client, Namespace
+from .. import Client, InvalidError, Namespace
+from .settings import Settings
 
 __all__ = ["Identity", "Opaque", "digest"]
 
@@ -33,8 +34,9 @@ class Identity:
     lora: bytes | None = None
     cache_salt: bytes | None = None
 
-    def open(self, client: Client) -> Namespace:
-        """Declares it to the server. Raises a `kvstrata.Error`."""
+    def open(self, client: Client, settings: Settings | None = None) -> Namespace:
+        """Declares it to the server, with what `settings` wish. Raises a `kvstrata.Error`."""
+        settings = settings or Settings()
         return client.open_namespace(
             model=self.model,
             engine=self.engine,
@@ -49,6 +51,8 @@ class Identity:
             hash_root=self.hash_root,
             lora=self.lora,
             cache_salt=self.cache_salt,
+            keep_tokens=settings.keep_tokens,
+            hash_schemes=settings.hash_schemes,
         )
 
 
@@ -62,8 +66,14 @@ class Opaque:
     name: str
     bytes_max: int = 0
 
-    def open(self, client: Client) -> Namespace:
+    def open(self, client: Client, settings: Settings | None = None) -> Namespace:
         """Declares it to the server. Raises a `kvstrata.Error`."""
+        settings = settings or Settings()
+        if settings.keep_tokens:
+            raise InvalidError("keep_tokens: given, but nobody tells the tokens of these keys")
+        if settings.hash_schemes:
+            given = ", ".join(settings.hash_schemes)
+            raise InvalidError(f"hash_schemes: {given} given, but these keys have no other names")
         return client.open_opaque(self.name, bytes_max=self.bytes_max)
 
 

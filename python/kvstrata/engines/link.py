@@ -397,7 +397,7 @@ class Link:
             if space.ready or space.refused is not None or self._closed.is_set():
                 continue
             try:
-                namespace = space.identity.open(client)
+                namespace = space.identity.open(client, self.settings)
             except _REFUSED as error:
                 space.refused = error
                 self.counters.add("refused")

@@ -48,8 +48,6 @@ async fn a_removal_that_nvme_does_not_note_is_unavailable_and_says_what_to_do() 
 async fn prefetches_leave_turns_for_gets() {
     let numbers: Vec<u64> = (0..60).collect();
     let (node, faults, mut client) = found(&numbers).await;
-    let idle = node.stack.estimate_load(Tier::Nvme, 0);
-    let per_block = node.stack.estimate_load(Tier::Nvme, BLOCK_BYTES as u64) - idle;
     faults.plan(&[Fault::Slow(Duration::from_secs(1)); 60]);
     for numbers in numbers.chunks(20) {
         let request = PrefetchRequest {
@@ -60,9 +58,12 @@ async fn prefetches_leave_turns_for_gets() {
         assert_eq!(started, 20);
     }
     tokio::time::sleep(Duration::from_millis(500)).await;
-    let queued = node.stack.estimate_load(Tier::Nvme, 0) - idle;
-    let loads = (queued.as_secs_f64() / per_block.as_secs_f64()).round();
-    assert!((loads - PREFETCH_LOADS_MAX as f64).abs() < 0.1, "{loads} at a time");
+    let pace = node.stack.pace(Tier::Nvme).unwrap();
+    assert_eq!(usize::try_from(pace.loads).unwrap(), PREFETCH_LOADS_MAX, "at a time");
+    let planned = node.costs.snapshot().into_iter().find(|cost| cost.tier == Tier::Nvme).unwrap();
+    assert_eq!((planned.in_flight, planned.queued_bytes), (3, 60 * BLOCK_BYTES as u64));
     tokio::time::sleep(Duration::from_secs(10)).await;
     assert_eq!(node.stack.usage().dram_blocks, 60, "and all are loaded");
+    let planned = node.costs.snapshot().into_iter().find(|cost| cost.tier == Tier::Nvme).unwrap();
+    assert_eq!((planned.in_flight, planned.queued_bytes), (0, 0));
 }

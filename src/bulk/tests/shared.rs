@@ -49,7 +49,8 @@ impl Stage {
     async fn ask(&self, staging: Option<OwnedFd>, bytes: u64) -> (Peer, Arc<socket::Files>) {
         let (theirs, ours) = UnixStream::pair().unwrap();
         let (from, to, files) = socket::split(ours);
-        let serving = connection::run(Arc::clone(&self.bulk), from, to, Some(files));
+        let serving =
+            connection::run(Arc::clone(&self.bulk), from, to, (Via::UnixSocket, Some(files)));
         self.node().tasks.spawn("bulk", serving);
         let (from, to, files) = socket::split(theirs);
         let peer = Peer { from: Input::new(Box::new(from)), to: Box::new(to) };

@@ -196,11 +196,14 @@ impl Map {
 
     /// Takes what one shard has to tell `feed`.
     pub(crate) fn drain_events(&self, number: usize, feed: u64) -> Drained {
-        let drained = self.with_shard(number, |shard| match shard.events.take(feed) {
-            Some(events) => Drained::Events(events),
-            None => Drained::Resync(shard.readable()),
-        });
+        let drained = self.with_shard(number, |shard| shard.drain_events(feed));
         drained.unwrap_or(Drained::Events(Vec::new()))
+    }
+
+    /// The same, with all that the shard holds then.
+    pub(crate) fn drain_whole(&self, number: usize, feed: u64) -> (Drained, Vec<(BlockKey, Tier)>) {
+        let drained = self.with_shard(number, |shard| (shard.drain_events(feed), shard.readable()));
+        drained.unwrap_or((Drained::Events(Vec::new()), Vec::new()))
     }
 }
 

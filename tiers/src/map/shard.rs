@@ -10,9 +10,10 @@ use super::{
     removed,
 };
 use crate::{
-    block::BlockKey,
+    block::{BlockHash, BlockKey},
+    description::Description,
     dram::Payload,
-    event::{EventRing, TierEvent},
+    event::{Drained, EventRing, TierEvent},
     evict::{EntryId, Eviction, Lru},
     tier::Tier,
 };
@@ -24,14 +25,26 @@ struct Class {
     order: Box<dyn Eviction>,
 }
 
-/// What was said about a block with `describe`.
+/// A [`Description`] as the map keeps it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Described {
-    pub(crate) parent: Option<crate::block::BlockHash>,
+    pub(crate) parent: Option<BlockHash>,
     pub(crate) position: u32,
     pub(crate) tokens: Box<[u32]>,
-    /// Shared by the blocks that were described together.
+    /// Shared by blocks of the same adapter.
     pub(crate) lora_name: Arc<str>,
+}
+
+impl Described {
+    /// With its tokens, or without.
+    pub(crate) fn to_description(&self, with_tokens: bool) -> Description {
+        Description {
+            parent: self.parent,
+            position: self.position,
+            tokens: if with_tokens { self.tokens.to_vec() } else { Vec::new() },
+            lora_name: self.lora_name.to_string(),
+        }
+    }
 }
 
 /// What an eviction took out of dram. Dropping the payload gives the memory back: do it after the
@@ -65,6 +78,8 @@ pub(crate) struct Shard {
     vacant: Vec<EntryId>,
     classes: Vec<Class>,
     descriptions: HashMap<EntryId, Described>,
+    /// The name in the last description: most have the same, and share it.
+    lora_name: Arc<str>,
     pub(crate) events: EventRing,
 }
 
@@ -81,6 +96,7 @@ impl Shard {
             vacant: Vec::new(),
             classes: Vec::new(),
             descriptions: HashMap::new(),
+            lora_name: "".into(),
             events: EventRing::default(),
         }
     }
@@ -276,9 +292,31 @@ impl Shard {
         Some(Evicted { key: at.key, len, context, payload, gone, fragment })
     }
 
-    /// Attaches what is known of a block's place in its chain.
-    pub(crate) fn describe(&mut self, id: EntryId, description: Described) {
+    /// Attaches what is known of a block's place in its chain; false if that was known.
+    pub(crate) fn describe(&mut self, id: EntryId, description: Described) -> bool {
+        if self.descriptions.get(&id) == Some(&description) {
+            return false;
+        }
+        let mut description = description;
+        if description.lora_name == self.lora_name {
+            description.lora_name = Arc::clone(&self.lora_name);
+        } else {
+            self.lora_name = Arc::clone(&description.lora_name);
+        }
+        let readable = self.get(id).filter(|entry| entry.hottest().is_some());
+        if let Some(key) = readable.map(|entry| entry.key) {
+            self.events.push(TierEvent::Described { key });
+        }
         self.descriptions.insert(id, description);
+        true
+    }
+
+    /// Takes what is to be told to `feed`.
+    pub(crate) fn drain_events(&mut self, feed: u64) -> Drained {
+        match self.events.take(feed) {
+            Some(events) => Drained::Events(events),
+            None => Drained::Resync(self.readable()),
+        }
     }
 
     /// What is known of a block's place in its chain.

@@ -5,9 +5,12 @@
 //! less than the one they were stored under: that is refused as of a newer version (`Unsupported`).
 //! What no version can have written is `Corrupt`.
 
+use std::collections::BTreeSet;
+
 use super::{
     BlockLayout, Identity, NamespaceSpec, PartSpec,
-    encode::{DOMAIN, KIND_ENGINE, KIND_OPAQUE},
+    encode::{DOMAIN, KIND_ENGINE, KIND_OPAQUE, TAG_HASH_SCHEMES},
+    wishes,
 };
 use crate::error::{Error, ErrorKind, Result};
 
@@ -21,11 +24,11 @@ const ANY_DOMAIN: &[u8] = b"kvstrata namespace v";
 /// `Corrupt` for bytes that no version can have written, `Unsupported` for those of a newer one.
 pub fn layout_of(encoded: &[u8]) -> Result<BlockLayout> {
     let fields = encoded.split_first().map(|(_, fields)| fields);
-    decode(fields.ok_or_else(|| corrupt("empty"))?).map(|spec| BlockLayout::new(&spec))
+    decode(fields.ok_or_else(|| corrupt("empty"))?).map(|(spec, _)| BlockLayout::new(&spec))
 }
 
-/// Returns what `encoded` says.
-pub(super) fn decode(encoded: &[u8]) -> Result<NamespaceSpec> {
+/// Returns what `encoded` says, and the hash schemes behind it.
+pub(super) fn decode(encoded: &[u8]) -> Result<(NamespaceSpec, BTreeSet<String>)> {
     let Some(rest) = encoded.strip_prefix(DOMAIN) else {
         // A whole prefix of another version, not ours cut off.
         let newer = encoded.len() >= DOMAIN.len() && encoded.starts_with(ANY_DOMAIN);
@@ -43,8 +46,13 @@ pub(super) fn decode(encoded: &[u8]) -> Result<NamespaceSpec> {
         0 => return Err(corrupt("kind: 0")),
         other => return Err(newer_version(&format!("kind {other}"))),
     };
-    fields.end(if *kind == KIND_ENGINE { 14 } else { 3 })?;
-    Ok(spec)
+    let mut hash_schemes = BTreeSet::new();
+    if *kind == KIND_ENGINE && fields.0.first() == Some(&TAG_HASH_SCHEMES) {
+        let names = fields.text(TAG_HASH_SCHEMES, "hash_schemes")?;
+        hash_schemes = wishes::split(&names).ok_or_else(|| corrupt("hash_schemes: no list"))?;
+    }
+    fields.end(if *kind == KIND_ENGINE { TAG_HASH_SCHEMES } else { 3 })?;
+    Ok((spec, hash_schemes))
 }
 
 fn engine(fields: &mut Fields<'_>) -> Result<Identity> {

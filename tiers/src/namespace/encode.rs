@@ -12,7 +12,8 @@
 //! A new field gets a new tag; a field is never reused. docs/formats.md has the table of tags.
 //!
 //! The id is keyed BLAKE3 over exactly these bytes, and the disk keeps exactly these bytes
-//! (`decode` reads them), so what is stored can neither say less nor more than what is hashed.
+//! (`decode` reads them), so what is stored can neither say less nor more than what is hashed. Behind
+//! them the disk keeps what is no part of the identity: the hash schemes.
 
 use super::{Identity, NamespaceId, NamespaceSpec, PartSpec, Secret};
 use crate::block::BlockHash;
@@ -20,6 +21,8 @@ use crate::block::BlockHash;
 pub(super) const DOMAIN: &[u8] = b"kvstrata namespace v1\0";
 pub(super) const KIND_ENGINE: u8 = 1;
 pub(super) const KIND_OPAQUE: u8 = 2;
+/// The field of the hash schemes, which is not hashed.
+pub(super) const TAG_HASH_SCHEMES: u8 = 15;
 const FOREIGN_CONTEXT: &str = "kvstrata v1 foreign key";
 
 struct Encoder(Vec<u8>);
@@ -51,6 +54,15 @@ pub(super) fn encode(spec: &NamespaceSpec) -> Vec<u8> {
                 .field(3, &bytes_max.to_le_bytes())
                 .0
         }
+    }
+}
+
+/// Appends the hash schemes to what [`encode`] made of an engine's namespace, if there are any.
+pub(super) fn with_schemes(encoded: Vec<u8>, hash_schemes: &str) -> Vec<u8> {
+    let encoder = Encoder(encoded);
+    match hash_schemes {
+        "" => encoder.0,
+        names => encoder.field(TAG_HASH_SCHEMES, names.as_bytes()).0,
     }
 }
 

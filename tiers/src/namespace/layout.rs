@@ -17,7 +17,7 @@ pub struct PartSpec {
 }
 
 /// The parts of a block, one behind the other without gaps.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockLayout {
     parts: Box<[PartSpec]>,
     offsets: Box<[u32]>,

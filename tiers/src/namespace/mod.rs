@@ -16,6 +16,7 @@ mod encode;
 mod layout;
 mod roots;
 mod table;
+mod wishes;
 
 use std::fmt;
 
@@ -24,6 +25,7 @@ pub use encode::foreign_hash;
 pub use layout::{BlockLayout, PartSpec};
 pub use roots::RootMismatch;
 pub use table::{Namespace, NamespaceCounters, NamespaceTable, Opened};
+pub use wishes::Wishes;
 
 /// Everything that decides whether bytes are interchangeable. The default is not valid: it has no
 /// parts and no names.

@@ -3,7 +3,7 @@
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::namespace::PartSpec;
+use crate::namespace::{PartSpec, Wishes, layout_of};
 
 fn table() -> NamespaceTable {
     NamespaceTable::new(Secret::new([3; 32]), false)
@@ -58,6 +58,30 @@ proptest! {
         prop_assert_eq!(restored.id(), opened.id());
         prop_assert_eq!(restored.keeps_tokens(), keep);
         prop_assert_eq!(restored.encoded(), encoded);
+    }
+
+    #[test]
+    fn hash_schemes_come_back_and_name_nothing(
+        identity in identities(),
+        names in proptest::collection::btree_set("[a-z_0-9]{1,12}", 1..5),
+        keep_tokens in any::<bool>(),
+    ) {
+        let spec = NamespaceSpec::Engine(Box::new(identity));
+        let wishes = Wishes { keep_tokens, hash_schemes: names.clone() };
+        let opened = table().open(spec.clone(), wishes).unwrap().namespace;
+        let plain = table().open(spec, keep_tokens).unwrap().namespace;
+        prop_assert_eq!(opened.id(), plain.id());
+        let (encoded, shorter) = (opened.encoded(), plain.encoded());
+        prop_assert!(encoded.starts_with(&shorter), "what an older version wrote is read as ever");
+        let restored = table().restore(opened.id(), &encoded).unwrap().unwrap();
+        prop_assert_eq!(restored.hash_schemes(), names);
+        prop_assert_eq!(restored.encoded(), encoded.clone());
+        let digest = |encoded: &[u8]| layout_of(encoded).unwrap().digest();
+        prop_assert_eq!(digest(&encoded), digest(&shorter));
+        for cut in shorter.len() + 1..encoded.len() {
+            let error = table().restore(opened.id(), &encoded[..cut]).unwrap_err();
+            prop_assert_eq!(error.kind(), ErrorKind::Corrupt, "cut at {}: {}", cut, error);
+        }
     }
 
     #[test]
@@ -200,6 +224,49 @@ fn the_first_client_decides_whether_tokens_are_kept() {
         assert_eq!(restored.keeps_tokens(), wish);
         assert_eq!(restored.encoded()[0], u8::from(wish));
         assert_eq!(table.list().len(), 1);
+    }
+}
+
+#[test]
+fn the_bytes_of_hash_schemes_never_change() {
+    let part = PartSpec { group: 0, rank: 0, bytes: 1 };
+    let identity = Identity {
+        tenant: "t".into(),
+        model: "m".into(),
+        engine: "e".into(),
+        dtype: "d".into(),
+        block_tokens: 1,
+        parts: vec![part],
+        hash_algorithm: "sha256".into(),
+        hash_bytes: 32,
+        ..Identity::default()
+    };
+    let spec = NamespaceSpec::Engine(Box::new(identity));
+    let hash_schemes = ["vllm_u64", "dynamo"].map(str::to_owned).into();
+    let wishes = Wishes { keep_tokens: true, hash_schemes };
+    let opened = table().open(spec.clone(), wishes).unwrap().namespace;
+    let plain = table().open(spec.clone(), true).unwrap().namespace.encoded();
+    let behind: &[&[u8]] = &[&plain, &[15, 15, 0, 0, 0, 0, 0, 0, 0], b"dynamo,vllm_u64"];
+    assert_eq!(opened.encoded(), behind.concat());
+
+    let said = |names: &[u8]| {
+        let length = u64::try_from(names.len()).unwrap().to_le_bytes();
+        let bytes = [&plain, &[15][..], &length, names].concat();
+        table().restore(opened.id(), &bytes).map(|_| ()).map_err(|error| error.kind())
+    };
+    assert_eq!(said(b"dynamo"), Ok(()));
+    for bad in [b"".as_slice(), b"b,a", b"a,a", b"a,", b"\xff"] {
+        assert_eq!(said(bad), Err(ErrorKind::Corrupt), "{bad:?}");
+    }
+
+    // All clients' wishes since the start; the first one's replace what was restored.
+    let table = table();
+    let restored = table.restore(opened.id(), &opened.encoded()).unwrap().unwrap();
+    assert_eq!(restored.hash_schemes().len(), 2);
+    for (wish, count) in [("llm_d", 1), ("dynamo", 2), ("llm_d", 2)] {
+        let wishes = Wishes { keep_tokens: true, hash_schemes: [wish.to_owned()].into() };
+        table.open(spec.clone(), wishes).unwrap();
+        assert_eq!(restored.hash_schemes().len(), count, "{wish}");
     }
 }
 

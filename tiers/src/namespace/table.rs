@@ -1,7 +1,7 @@
 //! The namespaces of this process: interned, validated, and watched for differing hash roots.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -12,10 +12,11 @@ use std::{
 use parking_lot::RwLock;
 
 use super::{
-    BlockLayout, Identity, NamespaceId, NamespaceSpec, Secret,
+    BlockLayout, Identity, NamespaceId, NamespaceSpec, Secret, Wishes,
     decode::{corrupt, decode},
-    encode::{encode, namespace_id, rootless_id},
+    encode::{encode, namespace_id, rootless_id, with_schemes},
     roots::{RootMismatch, Roots},
+    wishes,
 };
 use crate::{
     block::{HASH_BYTES_MAX, HASH_BYTES_MIN, Hashes},
@@ -59,6 +60,7 @@ pub struct Namespace {
     spec: NamespaceSpec,
     layout: BlockLayout,
     keep_tokens: AtomicBool,
+    hash_schemes: RwLock<BTreeSet<String>>,
     /// No client has opened it yet: it was restored, with what the last one wished.
     unclaimed: AtomicBool,
     counters: NamespaceCounters,
@@ -105,13 +107,19 @@ impl Namespace {
         self.keep_tokens.load(Ordering::Relaxed)
     }
 
+    /// The hash schemes that were wished for.
+    #[must_use]
+    pub fn hash_schemes(&self) -> BTreeSet<String> {
+        self.hash_schemes.read().clone()
+    }
+
     /// What the disk keeps of it, for [`NamespaceTable::restore`]: one byte, 1 if token ids are kept
-    /// and else 0, then the bytes that are hashed for the id.
+    /// and else 0, then the bytes that are hashed for the id, then the hash schemes, if there are any.
     #[must_use]
     pub fn encoded(&self) -> Vec<u8> {
         let mut encoded = vec![u8::from(self.keeps_tokens())];
         encoded.extend(encode(&self.spec));
-        encoded
+        with_schemes(encoded, &wishes::join(&self.hash_schemes.read()))
     }
 
     /// Counters for stats.
@@ -198,20 +206,27 @@ impl NamespaceTable {
     }
 
     /// Validates `spec` and interns it; repeating a call returns the same namespace. Whether token ids
-    /// are kept is the wish of the first client since the start.
+    /// are kept is the wish of the first client since the start; the hash schemes are those of all clients
+    /// since then.
     ///
     /// # Errors
     /// `Invalid` with every problem of every field; `Exhausted` over the number of namespaces.
-    pub fn open(&self, spec: NamespaceSpec, keep_tokens: bool) -> Result<Opened> {
+    pub fn open(&self, spec: NamespaceSpec, wishes: impl Into<Wishes>) -> Result<Opened> {
+        let Wishes { keep_tokens, hash_schemes } = wishes.into();
         self.check(&spec)?;
         let id = namespace_id(&self.secret, &spec);
         let mut interned = self.interned.write();
-        let (namespace, warnings) = self.intern(&mut interned, id, spec, keep_tokens)?;
+        let (namespace, warnings) =
+            self.intern(&mut interned, id, spec, Wishes::from(keep_tokens))?;
         // Relaxed: the lock orders the opens.
         let new = namespace.unclaimed.swap(false, Ordering::Relaxed);
+        let mut known = namespace.hash_schemes.write();
         if new {
             namespace.keep_tokens.store(keep_tokens, Ordering::Relaxed);
+            known.clear();
         }
+        known.extend(hash_schemes);
+        drop(known);
         Ok(Opened { namespace, warnings, new })
     }
 
@@ -231,13 +246,14 @@ impl NamespaceTable {
             }
             None => return Err(corrupt("empty")),
         };
-        let spec = decode(fields)?;
+        let (spec, hash_schemes) = decode(fields)?;
         if namespace_id(&self.secret, &spec) != *id {
             return Ok(None);
         }
         self.check(&spec)?;
         let mut interned = self.interned.write();
-        let (namespace, _warnings) = self.intern(&mut interned, *id, spec, keep_tokens)?;
+        let wishes = Wishes { keep_tokens, hash_schemes };
+        let (namespace, _warnings) = self.intern(&mut interned, *id, spec, wishes)?;
         Ok(Some(namespace))
     }
 
@@ -255,7 +271,7 @@ impl NamespaceTable {
         interned: &mut Interned,
         id: NamespaceId,
         spec: NamespaceSpec,
-        keep_tokens: bool,
+        wishes: Wishes,
     ) -> Result<(Arc<Namespace>, Vec<String>)> {
         let index = interned.by_index.len();
         if index >= NAMESPACES_MAX && !interned.by_id.contains_key(&id) {
@@ -276,7 +292,8 @@ impl NamespaceTable {
             id,
             layout: BlockLayout::new(&spec),
             spec,
-            keep_tokens: AtomicBool::new(keep_tokens),
+            keep_tokens: AtomicBool::new(wishes.keep_tokens),
+            hash_schemes: RwLock::new(wishes.hash_schemes),
             unclaimed: AtomicBool::new(true),
             counters: NamespaceCounters::default(),
         });
@@ -340,6 +357,26 @@ impl NamespaceTable {
     #[must_use]
     pub fn by_index(&self, index: u32) -> Option<Arc<Namespace>> {
         self.interned.read().by_index.get(usize::try_from(index).ok()?).cloned()
+    }
+
+    /// The tenant's namespaces of this model, in the order in which they were opened or restored.
+    #[must_use]
+    pub fn of_model(&self, tenant: &str, model: &str) -> Vec<Arc<Namespace>> {
+        self.which(|namespace| match namespace.spec() {
+            NamespaceSpec::Engine(identity) => identity.model == model && identity.tenant == tenant,
+            NamespaceSpec::Opaque { .. } => false,
+        })
+    }
+
+    /// All namespaces of the tenant, in that order.
+    #[must_use]
+    pub fn of_tenant(&self, tenant: &str) -> Vec<Arc<Namespace>> {
+        self.which(|namespace| namespace.tenant() == tenant)
+    }
+
+    fn which(&self, is_meant: impl Fn(&Namespace) -> bool) -> Vec<Arc<Namespace>> {
+        let interned = self.interned.read();
+        interned.by_index.iter().filter(|namespace| is_meant(namespace)).cloned().collect()
     }
 
     /// All namespaces, in the order in which they were opened or restored.

@@ -153,7 +153,9 @@ impl Writer {
             && open.namespaces.insert(id)
         {
             let key = IndexKey { namespace: id, ..IndexKey::NONE };
-            if self.known.insert(id) {
+            // What clients wish may have changed since.
+            if self.known.get(&id) != Some(&encoded) {
+                self.known.insert(id, encoded.clone());
                 group.namespaces.push(id);
                 group.changes.push(Change::Namespace(id, encoded.clone()));
             }
@@ -175,6 +177,9 @@ impl Writer {
                 let generation = open.generation;
                 let entry = IndexEntry { location, generation, len: header.len, checksums };
                 group.changes.push(Change::Put(item.key, entry));
+            }
+            if matches!(item.then, Then::Put(_)) {
+                group.changes.extend(self.description(&item.key));
             }
         }
         group.placed.push(Placed { header, item });

@@ -18,6 +18,7 @@ pub use self::rocks::RocksIndex;
 use super::device::SegmentId;
 pub use crate::key::IndexKey;
 use crate::{
+    description::Description,
     map::{Checksums, Location},
     namespace::NamespaceId,
 };
@@ -40,8 +41,12 @@ pub struct IndexEntry {
 pub enum Change {
     /// The block is there (now).
     Put(IndexKey, IndexEntry),
-    /// The block is not there (any more).
+    /// The block is not there (any more), nor is its description.
     Remove(IndexKey),
+    /// What was described of a block.
+    Describe(IndexKey, Description),
+    /// Nothing is described of a block (any more).
+    Undescribe(IndexKey),
     /// All records of a segment below `bytes` are in the index.
     Indexed {
         /// The segment.
@@ -73,6 +78,8 @@ pub enum Known {
     },
     /// See [`Change::Put`].
     Block(IndexKey, IndexEntry),
+    /// See [`Change::Describe`]. The block may not be there.
+    Described(IndexKey, Description),
 }
 
 /// What the index takes.
@@ -102,7 +109,8 @@ pub trait Index: Debug + Send + Sync + 'static {
     /// `InvalidData` and others. An entry that cannot be decoded is none.
     fn get(&self, key: &IndexKey) -> io::Result<Option<IndexEntry>>;
 
-    /// Visits everything: namespaces, then segments, then blocks in ascending order of their keys.
+    /// Visits everything: namespaces, then segments, then blocks, then descriptions, in ascending order of
+    /// their keys.
     /// What cannot be decoded is passed over and counted in the result: if there is any, then
     /// [`Known::Indexed`] promises too much, and the segments must be read. `visit` must not call the
     /// index.

@@ -132,6 +132,10 @@ pub struct NvmeMetrics {
     pub recovered_blocks: Counter,
     /// Entries of the index dropped at the start: their segment is gone or another one.
     pub stale_entries: Counter,
+    /// Blocks whose description was written after they were.
+    pub described_blocks: Counter,
+    /// Blocks whose description was not written: too many were told at once, or the index took none.
+    pub undescribed_blocks: Counter,
     /// Bytes read at the start.
     pub recovery_read_bytes: Counter,
     /// Seconds that the start took.
@@ -194,6 +198,10 @@ impl NvmeMetrics {
         let recovered_blocks = counter("recovered_blocks", "Blocks found at the start");
         let stale_entries =
             counter("stale_entries", "Entries of the index dropped at the start as stale");
+        let described_blocks =
+            counter("described_blocks", "Blocks described while they were on the tier");
+        let undescribed_blocks =
+            counter("undescribed_blocks", "Blocks whose description will not survive a restart");
         let recovery_read_bytes = counter("recovery_read_bytes", "Bytes read at the start");
         let index_rebuilds =
             counter("index_rebuilds", "Times that the index was made anew from the segments");
@@ -217,6 +225,8 @@ impl NvmeMetrics {
             uncopied_segments,
             recovered_blocks,
             stale_entries,
+            described_blocks,
+            undescribed_blocks,
             recovery_read_bytes,
             recovery_seconds,
             index_rebuilds,

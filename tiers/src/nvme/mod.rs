@@ -26,6 +26,7 @@
 pub mod aligned;
 mod append;
 mod chunks;
+mod describe;
 pub mod device;
 pub mod directory;
 pub mod format;
@@ -33,8 +34,8 @@ pub mod gather;
 pub mod index;
 mod item;
 mod land;
-mod lost;
 mod metrics;
+mod noted;
 mod owed;
 mod pipeline;
 mod posix;
@@ -68,7 +69,7 @@ use self::{
     device::Device,
     format::SEGMENT_BYTES_MAX,
     index::{Change, Index, IndexKey},
-    lost::Lost,
+    noted::Noted,
     reader::Reads,
     runs::Feed,
     segments::Segments,
@@ -81,10 +82,11 @@ pub use self::{
     writer::Writer,
 };
 use crate::{
+    block::BlockHash,
     error::{Error, ErrorKind, Result},
     limits::MIB,
     map::Location,
-    namespace::NamespaceTable,
+    namespace::{NamespaceId, NamespaceTable},
     store::{Above, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
@@ -97,6 +99,8 @@ pub const SEGMENTS_MIN: u64 = 4;
 /// Operations that wait for the writer. Blocks in them are pinned in dram, which whoever demotes
 /// bounds in bytes.
 const QUEUE_OPS_MAX: usize = 1024;
+/// Blocks noted as lost at most; what is beyond is found again.
+const LOST_MAX: usize = 4096;
 /// Tombstones in one record: a write of at most 288 KiB.
 const TOMBSTONES_MAX: usize = 4096;
 
@@ -165,7 +169,9 @@ struct Core {
     state: WriteState,
     reads: Arc<Reads>,
     /// Blocks that readers found not to be where the index says.
-    lost: Lost,
+    lost: Noted<Wanted>,
+    /// Blocks that were described while they were here.
+    described: Noted<IndexKey>,
     feed: Feed,
     above: OnceLock<Weak<dyn Above>>,
     shed: Notify,
@@ -202,7 +208,8 @@ impl NvmeStore {
             segments: Segments::default(),
             state: WriteState::new(metrics.clone()),
             reads: Arc::default(),
-            lost: Lost::default(),
+            lost: Noted::new(LOST_MAX),
+            described: Noted::new(describe::DESCRIBED_MAX),
             feed: Feed::default(),
             metrics,
             above: OnceLock::new(),
@@ -290,6 +297,10 @@ impl BlockStore for NvmeStore {
             let asked = asked.map(|blocks| self.ask(|done| Op::Remove { blocks, done }));
             join_all(asked).await.into_iter().collect()
         })
+    }
+
+    fn described(&self, namespace: NamespaceId, hashes: &[BlockHash]) {
+        self.core.note_described(hashes.iter().map(|hash| IndexKey { namespace, hash: *hash }));
     }
 
     fn shed(&self) {

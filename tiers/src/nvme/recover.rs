@@ -61,6 +61,8 @@ pub struct Recovered {
     pub replayed: u64,
     /// Entries of the index that were dropped.
     pub stale: u64,
+    /// Blocks that came back with what was described of them.
+    pub described: u64,
     /// Bytes read from segments.
     pub read_bytes: u64,
     /// Whether the index was made anew.
@@ -167,6 +169,7 @@ impl Writer {
             segments = found.segments,
             replayed = found.replayed,
             stale = found.stale,
+            described = found.described,
             read_bytes = found.read_bytes,
             rebuilt = found.rebuilt,
             elapsed_ms = found.elapsed.as_millis(),
@@ -252,6 +255,9 @@ impl Writer {
                     }
                 }
                 Known::Block(key, entry) => self.load_block(key, &entry, state),
+                Known::Described(key, description) => {
+                    self.load_description(key, description, state);
+                }
             }
             Ok(())
         });
@@ -285,7 +291,7 @@ impl Writer {
     pub(super) fn restore(&mut self, id: NamespaceId, encoded: &[u8], state: &mut State) -> bool {
         match self.core.namespaces.restore(&id, encoded) {
             Ok(Some(namespace)) => {
-                self.known.insert(id);
+                self.known.insert(id, encoded.to_vec());
                 state.namespaces.insert(id, namespace);
                 true
             }
@@ -358,6 +364,7 @@ impl Writer {
     fn rebuild(&mut self, state: &mut State) {
         state.found.rebuilt = true;
         state.found.stale = 0;
+        state.found.described = 0;
         state.found.bytes = 0;
         state.strange_blocks = 0;
         state.changes.clear();

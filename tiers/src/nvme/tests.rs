@@ -2,6 +2,7 @@
 
 mod bench;
 mod damage;
+mod described;
 mod edges;
 mod faults;
 #[cfg(feature = "rocksdb")]

@@ -282,7 +282,7 @@ impl Check<'_> {
                 Known::Indexed { segment, generation, bytes } => {
                     indexed.insert(segment, (generation, bytes));
                 }
-                Known::Block(..) => {}
+                Known::Block(..) | Known::Described(..) => {}
             }
             Ok(())
         });

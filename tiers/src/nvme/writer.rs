@@ -4,7 +4,7 @@
 //! cost what one large one does. Whoever must not be kept waiting (a durable put, a removal) goes at
 //! once; others wait a moment for company.
 
-use std::{collections::HashSet, io, sync::Arc, time::Duration};
+use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -63,8 +63,8 @@ pub struct Writer {
     pub(super) open: Option<Open>,
     pub(super) next_segment: u64,
     pub(super) generations: u64,
-    /// Namespaces that the index knows.
-    pub(super) known: HashSet<NamespaceId>,
+    /// Namespaces as the index knows them, encoded.
+    pub(super) known: HashMap<NamespaceId, Vec<u8>>,
     pub(super) budget: WriteBudget,
     /// Changes that the index has refused so far.
     pub(super) unindexed: Vec<Change>,
@@ -113,7 +113,7 @@ impl Writer {
             open: None,
             next_segment: 1,
             generations: 0,
-            known: HashSet::new(),
+            known: HashMap::new(),
             budget,
             unindexed: Vec::new(),
             owed: Vec::new(),
@@ -158,6 +158,10 @@ impl Writer {
                     self.drop_lost();
                     continue;
                 }
+                () = core.described.notified() => {
+                    self.keep_descriptions();
+                    continue;
+                }
                 op = self.queue.recv() => op,
             };
             let Some(op) = op else { break };
@@ -176,6 +180,7 @@ impl Writer {
         self.tend().await;
         let Some(done) = taken.closing else { return false };
         self.settle().await;
+        while self.keep_descriptions() {}
         self.tend().await;
         self.seal().await;
         if done.send(()).is_err() {

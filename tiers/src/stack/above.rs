@@ -13,9 +13,11 @@ use parking_lot::Mutex;
 
 use super::Shared;
 use crate::{
-    block::BlockKey,
+    block::{BlockHash, BlockKey},
+    description::Description,
     limits::SHARDS,
     map::{Checksums, Entry, Hashed, Location, Shard, removed, stored},
+    namespace::NamespaceId,
     store::{Above, Found, Uncopied, Wanted},
     tier::Tier,
 };
@@ -224,6 +226,22 @@ impl Above for Shared {
         dropped
     }
 
+    fn description(&self, namespace: NamespaceId, hash: BlockHash) -> Option<Description> {
+        let namespace = self.namespaces.get(namespace.as_bytes()).ok()?;
+        self.description(&namespace, hash)
+    }
+
+    fn found_described(
+        &self,
+        tier: Tier,
+        namespace: NamespaceId,
+        hash: BlockHash,
+        description: Description,
+    ) -> bool {
+        let Ok(namespace) = self.namespaces.get(namespace.as_bytes()) else { return false };
+        self.restore_description(tier, &namespace, hash, description)
+    }
+
     fn copied(&self, from: &Wanted, to: Tier, location: Location, checksums: &Checksums) -> bool {
         let Some(at) = self.at(from) else { return false };
         let is_kept = self.map.with(at, |shard| {
@@ -255,7 +273,7 @@ impl Shared {
     }
 
     /// A copy may be on the tier that the map is about to be told of.
-    fn is_being_copied(&self, shard: &Shard, at: Hashed, tier: Tier) -> bool {
+    pub(super) fn is_being_copied(&self, shard: &Shard, at: Hashed, tier: Tier) -> bool {
         let unknown = |entry: &Entry| entry.payload.is_some() && entry.cold(tier).is_none();
         shard.entry(at).is_some_and(unknown) && self.early.has(at.key, tier)
     }

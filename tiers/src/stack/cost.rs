@@ -1,240 +1,306 @@
-//! How long a load takes, from how long loads took.
+//! What the devices of the colder tiers do: how fast they deliver, how long until the first bytes, how
+//! much is being loaded, and whether they answer at all.
 //!
-//! A load is a run of blocks of one tier, from its beginning to its last byte. What loads took fades
-//! by the time spent loading and by bytes, so that single loads do not count for much; but two in a
-//! row that are far off in the same direction, or a long one, are a change of the device (another
-//! client, a throttled drive, a heated one), and replace what was known before. Loads that run at the
-//! same time share the device, which is what the next one will see, too.
+//! A device is measured while it is busy, whoever the bytes are for: from when the first load begins until
+//! none is under way, in periods of a quarter of a second. So loads that run at the same time count
+//! together, and a reader that stalls is not the time of a device. A period that began on an idle device
+//! has the time to the first bytes in it: small ones tell that time, large ones the bandwidth.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
-use crate::tier::Tier;
+use crate::{rate::Rate, tier::Tier};
 
-/// Seconds of loading in which what was known counts half.
-const HALF_LIFE_SECS: f64 = 1.0;
-/// Bytes of loads in which what was known counts half.
-const HALF_LIFE_BYTES: f64 = 268_435_456.0;
-/// A load that took so much more or less than what was known is far off. Below it fading is fast
-/// enough, and neighbours on the device cause as much.
-const FAR_OFF: f64 = 1.5;
+/// A longer period counts as several, so that what is known follows while it goes on.
+const PERIOD: Duration = Duration::from_millis(250);
+/// Periods of fewer bytes say nothing of bandwidth.
+const PERIOD_BYTES_MIN: u64 = 1 << 20;
+/// How much of what a period says of the time to the first bytes is believed.
+const SETUP_WEIGHT: f64 = 0.3;
+/// Seconds: that time is never believed to be less or more than these.
+const SETUP_SECS: (f64, f64) = (20e-6, 2.0);
+/// Failures in a row after which a device is down: one may be a bad sector.
+const FAILURES_MAX: u32 = 3;
+/// Then it is worth a try again after this.
+const DOWN_INTERVAL: Duration = Duration::from_secs(5);
+/// Nothing has come for so long although something is under way: degraded, and down.
+const SILENCE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
+/// So many times slower than usual is degraded, and it is no longer below the second.
+const DEGRADED: (f64, f64) = (4.0, 2.0);
+/// Seconds of loading after which what is usual has gone half of the way to what is.
+const USUAL_SECS: f64 = 60.0;
 
-/// What is assumed before anything was measured, for each tier: setup, and bytes per second. Round
-/// numbers of the right order: memory over a 10 GbE class network, one flash drive, one stream of an
-/// object store.
-const ASSUMED: [(Duration, f64); 3] = [
-    (Duration::from_micros(200), 1e9),
-    (Duration::from_micros(500), 5e8),
-    (Duration::from_millis(40), 8e7),
-];
+/// What is assumed before anything was measured: seconds to the first bytes, and bytes per second. Round
+/// numbers of the right order: one flash drive, one stream of an object store.
+const ASSUMED_NVME: (f64, f64) = (500e-6, 5e8);
+/// See [`ASSUMED_NVME`].
+const ASSUMED_OBJECT: (f64, f64) = (40e-3, 8e7);
 
-/// Bytes delivered and the time they took.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sum {
-    bytes: f64,
-    secs: f64,
-}
-
-impl Sum {
-    /// Seconds for each byte.
-    fn cost(self) -> f64 {
-        self.secs / self.bytes
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self { bytes: self.bytes + other.bytes, secs: self.secs + other.secs }
-    }
-
-    /// Fades by `load` and adds it at this cost.
-    fn blended(self, load: Self, cost: f64) -> Self {
-        let secs = load.bytes * cost;
-        let half_lives = secs / HALF_LIFE_SECS + load.bytes / HALF_LIFE_BYTES;
-        let kept = (-half_lives).exp2();
-        Self { bytes: self.bytes * kept + load.bytes, secs: self.secs * kept + secs }
-    }
-}
-
-/// In which direction a load was far off.
+/// How the device of a tier is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Off {
-    Slower,
-    Faster,
+pub enum DeviceState {
+    /// As usual.
+    Ok,
+    /// Far slower than usual, silent for a second, or back after failures.
+    Degraded,
+    /// It fails, or is silent for long.
+    Down,
 }
 
-#[derive(Debug, Default)]
-struct Known {
-    /// Past loads, faded; none before the first one.
-    past: Option<Sum>,
-    /// The last load and its direction, if it was far off.
-    far: Option<(Off, Sum)>,
+/// What the device of a colder tier does now.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DevicePace {
+    /// Seconds for each byte, by all loads together.
+    pub byte_secs: f64,
+    /// Seconds to the first bytes.
+    pub setup_secs: f64,
+    /// Bytes that are being loaded.
+    pub loading_bytes: u64,
+    /// Blocks that are being loaded.
+    pub loads: u32,
+    /// How long nothing has come beyond what is expected for what is being loaded.
+    pub silence: Duration,
+    /// How it is.
+    pub state: DeviceState,
+    /// Since something was measured; none before.
+    pub age: Option<Duration>,
+    /// Whether the last measurement was as expected.
+    pub is_settled: bool,
 }
 
-impl Known {
-    fn take(&mut self, load: Sum) {
-        let Some(past) = self.past else {
-            self.past = Some(load);
-            return;
-        };
-        let ratio = load.cost() / past.cost();
-        let off = match ratio {
-            ratio if ratio > FAR_OFF => Some(Off::Slower),
-            ratio if ratio < 1.0 / FAR_OFF => Some(Off::Faster),
-            _ => None,
-        };
-        self.past = Some(match (off, self.far) {
-            (Some(off), Some((before, last))) if off == before => last.plus(load),
-            (Some(_), _) if load.secs >= HALF_LIFE_SECS => load,
-            // It may be the only one: it counts as the least that would have been far off.
-            (Some(Off::Slower), _) => past.blended(load, past.cost() * FAR_OFF),
-            (Some(Off::Faster), _) => past.blended(load, past.cost() / FAR_OFF),
-            (None, _) => past.blended(load, load.cost()),
-        });
-        self.far = off.map(|off| (off, load));
-    }
-}
-
-/// What is known of one tier.
-#[derive(Debug, Default)]
-struct Measured {
-    known: Mutex<Known>,
-    /// Bytes that are being loaded now.
-    queued: AtomicU64,
-}
-
-/// Measured bandwidth and load of each tier.
-#[derive(Debug, Default)]
-pub(crate) struct Costs([Measured; 3]);
-
-/// Bytes that are being loaded while this exists.
+/// What is known of one device.
 #[derive(Debug)]
-pub(crate) struct Queued<'a> {
-    queued: &'a AtomicU64,
+struct Device {
+    rate: Rate,
+    assumed: f64,
+    setup: f64,
+    loading_bytes: u64,
+    loads: u32,
+    /// The period that is being measured: its begin, and whether the device was idle before.
+    since: Instant,
+    was_idle: bool,
     bytes: u64,
+    /// When something came the last time in it.
+    latest: Instant,
+    failures: u32,
+    failed: Option<Instant>,
+    /// Seconds for each byte, usually.
+    usual: Option<f64>,
+    is_slow: bool,
 }
 
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        // Relaxed: an estimate.
-        self.queued.fetch_sub(self.bytes, Ordering::Relaxed);
+/// The devices of nvme and object.
+#[derive(Debug)]
+pub(crate) struct Costs([Mutex<Device>; 2]);
+
+/// Bytes that are being loaded while this exists. What is dropped has been given up.
+#[derive(Debug)]
+pub(crate) struct Loading<'a> {
+    device: Option<&'a Mutex<Device>>,
+    bytes: u64,
+    since: Instant,
+    end: End,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    GivenUp,
+    Came,
+    Failed,
+}
+
+impl Default for Costs {
+    fn default() -> Self {
+        Self([ASSUMED_NVME, ASSUMED_OBJECT].map(|assumed| Mutex::new(Device::new(assumed))))
     }
 }
 
 impl Costs {
-    fn of(&self, tier: Tier) -> (&Measured, (Duration, f64)) {
-        let [dram, nvme, object] = &self.0;
-        let [assumed_dram, assumed_nvme, assumed_object] = ASSUMED;
+    fn of(&self, tier: Tier) -> Option<&Mutex<Device>> {
+        let [nvme, object] = &self.0;
         match tier {
-            Tier::Dram => (dram, assumed_dram),
-            Tier::Nvme => (nvme, assumed_nvme),
-            Tier::Object => (object, assumed_object),
+            Tier::Dram => None,
+            Tier::Nvme => Some(nvme),
+            Tier::Object => Some(object),
         }
     }
 
-    /// Counts `bytes` as being loaded until the guard is dropped.
-    pub(crate) fn queue(&self, tier: Tier, bytes: u64) -> Queued<'_> {
-        let (measured, _) = self.of(tier);
-        measured.queued.fetch_add(bytes, Ordering::Relaxed);
-        Queued { queued: &measured.queued, bytes }
+    /// Begins to load.
+    pub(crate) fn begin(&self, tier: Tier, bytes: u64) -> Loading<'_> {
+        let device = self.of(tier);
+        if let Some(device) = device {
+            device.lock().begin(bytes);
+        }
+        Loading { device, bytes, since: Instant::now(), end: End::GivenUp }
     }
 
-    /// Takes note of a load from its beginning to its end.
-    pub(crate) fn record(&self, tier: Tier, bytes: u64, elapsed: Duration) {
-        if bytes == 0 {
+    /// What is known of a tier; none of dram, which has no device.
+    pub(crate) fn pace(&self, tier: Tier) -> Option<DevicePace> {
+        Some(self.of(tier)?.lock().pace())
+    }
+}
+
+impl Loading<'_> {
+    /// The bytes are there.
+    pub(crate) fn came(mut self) {
+        self.end = End::Came;
+    }
+
+    /// The device did not deliver them.
+    pub(crate) fn failed(mut self) {
+        self.end = End::Failed;
+    }
+
+    /// They did not come in time, which is the device's failure if there was time.
+    pub(crate) fn timed_out(mut self) {
+        if self.since.elapsed() >= SILENCE.0 {
+            self.end = End::Failed;
+        }
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        if let Some(device) = self.device {
+            device.lock().end(self.bytes, self.end);
+        }
+    }
+}
+
+impl Device {
+    fn new((setup, per_second): (f64, f64)) -> Self {
+        let now = Instant::now();
+        Self {
+            rate: Rate::default(),
+            assumed: 1.0 / per_second,
+            setup,
+            loading_bytes: 0,
+            loads: 0,
+            since: now,
+            was_idle: true,
+            bytes: 0,
+            latest: now,
+            failures: 0,
+            failed: None,
+            usual: None,
+            is_slow: false,
+        }
+    }
+
+    fn cost(&self) -> f64 {
+        self.rate.cost().unwrap_or(self.assumed)
+    }
+
+    fn begin(&mut self, bytes: u64) {
+        if self.loads == 0 {
+            self.start(Instant::now(), true);
+        }
+        self.loads = self.loads.saturating_add(1);
+        self.loading_bytes = self.loading_bytes.saturating_add(bytes);
+    }
+
+    fn start(&mut self, at: Instant, was_idle: bool) {
+        (self.since, self.latest, self.was_idle, self.bytes) = (at, at, was_idle, 0);
+    }
+
+    fn end(&mut self, bytes: u64, end: End) {
+        self.loads = self.loads.saturating_sub(1);
+        self.loading_bytes = self.loading_bytes.saturating_sub(bytes);
+        let now = Instant::now();
+        match end {
+            End::Came => {
+                (self.failures, self.latest) = (0, now);
+                self.bytes = self.bytes.saturating_add(bytes);
+            }
+            End::Failed => {
+                self.failures = self.failures.saturating_add(1);
+                self.failed = Some(now);
+            }
+            End::GivenUp => {}
+        }
+        let is_long = self.bytes >= PERIOD_BYTES_MIN && now - self.since >= PERIOD;
+        if self.loads == 0 || is_long {
+            self.measure();
+            self.start(self.latest, false);
+        }
+    }
+
+    /// Learns from the period that ends with what came last.
+    fn measure(&mut self) {
+        let elapsed = (self.latest - self.since).as_secs_f64();
+        if self.bytes == 0 || elapsed <= 0.0 {
             return;
         }
-        let load = Sum { bytes: bytes as f64, secs: elapsed.as_secs_f64().max(1e-9) };
-        self.of(tier).0.known.lock().take(load);
+        let mut moving = elapsed;
+        if self.was_idle {
+            if self.rate.cost().is_some() {
+                self.learn_setup(elapsed);
+            }
+            moving = (elapsed - self.setup).max(elapsed / 2.0);
+        }
+        if self.bytes >= PERIOD_BYTES_MIN {
+            self.rate.take(self.bytes, Duration::try_from_secs_f64(moving).unwrap_or_default());
+            self.compare(moving);
+        }
     }
 
-    /// Setup, what is being loaded already, and `bytes`, by the measured bandwidth.
-    pub(crate) fn estimate(&self, tier: Tier, bytes: u64) -> Duration {
-        let (measured, (setup, assumed)) = self.of(tier);
-        let cost = measured.known.lock().past.map_or(1.0 / assumed, Sum::cost);
-        let queued = measured.queued.load(Ordering::Relaxed);
-        let secs = queued.saturating_add(bytes) as f64 * cost;
-        setup.saturating_add(Duration::try_from_secs_f64(secs).unwrap_or(Duration::MAX))
+    /// What a period took more or less than expected is that of its first bytes as far as those were
+    /// expected to take most of it.
+    fn learn_setup(&mut self, elapsed: f64) {
+        let expected = self.setup + self.bytes as f64 * self.cost();
+        let wrong = (elapsed - expected).min(expected);
+        let (least, most) = SETUP_SECS;
+        let setup = self.setup + SETUP_WEIGHT * wrong * self.setup / expected;
+        self.setup = setup.clamp(least, most);
+    }
+
+    /// Compares with what is usual.
+    fn compare(&mut self, secs: f64) {
+        let cost = self.cost();
+        let usual = self.usual.get_or_insert(cost);
+        *usual += (cost - *usual) * (1.0 - (-secs / USUAL_SECS).exp2());
+        let (slow, well) = DEGRADED;
+        self.is_slow = cost > *usual * if self.is_slow { well } else { slow };
+    }
+
+    fn pace(&self) -> DevicePace {
+        let silence = self.silence();
+        DevicePace {
+            byte_secs: self.cost(),
+            setup_secs: self.setup,
+            loading_bytes: self.loading_bytes,
+            loads: self.loads,
+            silence,
+            state: self.state(silence),
+            age: self.rate.age(),
+            is_settled: self.rate.is_settled(),
+        }
+    }
+
+    fn silence(&self) -> Duration {
+        if self.loads == 0 {
+            return Duration::ZERO;
+        }
+        let expected = self.setup + self.loading_bytes as f64 * self.cost();
+        let expected = Duration::try_from_secs_f64(expected).unwrap_or(Duration::MAX);
+        self.latest.elapsed().saturating_sub(expected)
+    }
+
+    fn state(&self, silence: Duration) -> DeviceState {
+        let fails = self.failures >= FAILURES_MAX;
+        let is_fresh = self.failed.is_some_and(|at| at.elapsed() < DOWN_INTERVAL);
+        let (degraded, down) = SILENCE;
+        if (fails && is_fresh) || silence >= down {
+            return DeviceState::Down;
+        }
+        if fails || self.is_slow || silence >= degraded {
+            return DeviceState::Degraded;
+        }
+        DeviceState::Ok
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A load from a device of some bandwidth; returns how long it took.
-    fn load(costs: &Costs, bytes: u64, per_second: f64) -> Duration {
-        let elapsed = Duration::from_secs_f64(bytes as f64 / per_second);
-        costs.record(Tier::Nvme, bytes, elapsed);
-        elapsed
-    }
-
-    /// The estimate of a large load in shares of what it would take.
-    fn accuracy(costs: &Costs, per_second: f64) -> f64 {
-        costs.estimate(Tier::Nvme, 10_000_000_000).as_secs_f64() / (1e10 / per_second)
-    }
-
-    #[test]
-    fn estimates_follow_a_change_after_three_loads_or_a_second_and_back() {
-        for bytes in [2_000_000, 50_000_000, 400_000_000] {
-            let costs = Costs::default();
-            for per_second in [2e9, 2e8, 2e9, 6e9, 2e9, 1e9, 2e9] {
-                let (mut loads, mut elapsed) = (0, Duration::ZERO);
-                while loads < 3 && elapsed < Duration::from_secs(1) {
-                    elapsed += load(&costs, bytes, per_second);
-                    loads += 1;
-                }
-                let off = accuracy(&costs, per_second);
-                assert!((0.8..1.25).contains(&off), "{bytes} at {per_second}: {off}");
-                // What was known for long does not hold it back.
-                for _ in 0..100 {
-                    load(&costs, bytes, per_second);
-                }
-                let off = accuracy(&costs, per_second);
-                assert!((0.99..1.01).contains(&off), "{bytes} at {per_second}: {off}");
-            }
-        }
-    }
-
-    #[test]
-    fn one_load_that_was_held_up_counts_as_what_it_is() {
-        let costs = Costs::default();
-        for _ in 0..100 {
-            load(&costs, 50_000_000, 2e9);
-        }
-        load(&costs, 50_000_000, 2e8);
-        let off = accuracy(&costs, 2e9);
-        assert!((0.99..1.1).contains(&off), "{off}");
-        load(&costs, 50_000_000, 2e9);
-        load(&costs, 50_000_000, 2e8);
-        let off = accuracy(&costs, 2e9);
-        assert!((0.9..1.6).contains(&off), "every other one: {off}");
-    }
-
-    #[test]
-    fn what_is_being_loaded_comes_first() {
-        let costs = Costs::default();
-        let alone = costs.estimate(Tier::Nvme, 1_000_000);
-        let queued = costs.queue(Tier::Nvme, 500_000_000);
-        let behind = costs.estimate(Tier::Nvme, 1_000_000);
-        assert_eq!((behind - alone).as_millis(), 1000);
-        assert_eq!(costs.estimate(Tier::Object, 0), Duration::from_millis(40));
-        drop(queued);
-        assert_eq!(costs.estimate(Tier::Nvme, 1_000_000), alone);
-    }
-
-    #[test]
-    fn colder_tiers_cost_more_and_nothing_overflows() {
-        let costs = Costs::default();
-        let all = Tier::ALL.map(|tier| costs.estimate(tier, 1 << 20));
-        assert!(all.is_sorted());
-        costs.record(Tier::Dram, 0, Duration::from_secs(1));
-        assert_eq!(costs.estimate(Tier::Dram, 1 << 20), all[0]);
-        costs.record(Tier::Dram, 1, Duration::MAX);
-        assert_eq!(costs.estimate(Tier::Dram, u64::MAX), Duration::MAX);
-        costs.record(Tier::Dram, u64::MAX, Duration::ZERO);
-        assert!(costs.estimate(Tier::Dram, 1) < Duration::MAX);
-    }
-}
+mod tests;

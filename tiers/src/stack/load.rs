@@ -314,22 +314,29 @@ impl Shared {
     ) -> Result<Payload, Fetch> {
         let wanted = Wanted { namespace: *namespace.id(), hash: at.key.hash, location };
         let len = u32::try_from(writer.len()).unwrap_or(u32::MAX);
-        let _queued = self.costs.queue(store.tier(), u64::from(len));
+        let loading = self.costs.begin(store.tier(), u64::from(len));
         match timeout_at(deadline, store.get(wanted, writer)).await {
-            Ok(Ok(Load::Hit(writer))) => seal(vec![writer], len).map_err(|_lost| Fetch::Miss),
+            Ok(Ok(Load::Hit(writer))) => {
+                loading.came();
+                seal(vec![writer], len).map_err(|_lost| Fetch::Miss)
+            }
             Ok(Ok(Load::Busy(_))) => Err(Fetch::Busy),
             Ok(Ok(Load::Miss)) => {
                 self.drop_location(store.tier(), at, location);
                 Err(Fetch::Miss)
             }
             Ok(Err(error)) => {
+                loading.failed();
                 if let Some(left_out) = self.failed_reads.turn() {
                     let tier = store.tier().name();
                     tracing::warn!(%error, tier, left_out, "tier failed to read a block");
                 }
                 Err(Fetch::Miss)
             }
-            Err(_elapsed) => Err(Fetch::Timeout),
+            Err(_elapsed) => {
+                loading.timed_out();
+                Err(Fetch::Timeout)
+            }
         }
     }
 

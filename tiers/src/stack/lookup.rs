@@ -118,6 +118,21 @@ impl Shared {
         answer
     }
 
+    pub(super) fn bytes_by_tier(&self, namespace: &Namespace, hashes: Hashes<'_>) -> [u64; 3] {
+        let keys = self.keys(namespace, hashes);
+        let [mut dram, mut nvme, mut object] = [0_u64; 3];
+        self.map.visit(&keys, |shard, _position, at| {
+            let Some(entry) = shard.entry(at) else { return };
+            match entry.hottest() {
+                Some(Tier::Dram) => dram += u64::from(entry.len),
+                Some(Tier::Nvme) => nvme += u64::from(entry.len),
+                Some(Tier::Object) => object += u64::from(entry.len),
+                None => {}
+            }
+        });
+        [dram, nvme, object]
+    }
+
     /// Looks up the keys of `range` and appends what is known of them.
     fn find(&self, keys: &[Hashed], range: Range<usize>, found: &mut Vec<Option<Found>>) {
         let chunk = keys.get(range.clone()).unwrap_or_default();

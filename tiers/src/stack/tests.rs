@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::{
+    block::BlockKey,
     limits::MIB,
     testing::{Fixture, block_bytes, hash_of, pack},
 };
@@ -289,7 +290,17 @@ async fn descriptions_are_kept_as_the_namespace_allows() {
         tokens,
         lora_name: "l",
     };
+    let feed = fixture.stack.subscribe();
+    assert_eq!(drain(&feed), []);
     assert_eq!(fixture.stack.describe(&namespace, chain(&tokens)).unwrap(), 2);
+    let told = |number| {
+        let key = BlockKey { namespace: namespace.index(), hash: hash_of(number) };
+        crate::event::TierEvent::Described { key }
+    };
+    let events: std::collections::HashSet<_> = drain(&feed).into_iter().collect();
+    assert_eq!(events, [told(1), told(2)].into());
+    assert_eq!(fixture.stack.describe(&namespace, chain(&tokens)).unwrap(), 2);
+    assert_eq!(drain(&feed), [], "nothing new");
     let second = fixture.stack.description(&namespace, hash_of(2)).unwrap();
     assert_eq!((second.parent, second.position), (Some(hash_of(1)), 8));
     assert_eq!(second.tokens, (16..32).collect::<Vec<u32>>());

@@ -2,13 +2,15 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::Shared;
+use super::{Shared, Stack};
 use crate::{
     block::{BlockHash, Hashes},
+    description::Description,
     dram::Payload,
     error::{Error, Result},
+    evict::EntryId,
     limits::NAMESPACE_FIELD_BYTES_MAX,
-    map::{Described, Hashed},
+    map::{Described, Hashed, Shard},
     metrics::EvictReason,
     namespace::Namespace,
     tier::Tier,
@@ -27,19 +29,6 @@ pub struct Chain<'a> {
     pub tokens: &'a [u32],
     /// Name of the LoRA adapter; empty for none.
     pub lora_name: &'a str,
-}
-
-/// What was described of a block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Description {
-    /// The block before it; `None` at the root.
-    pub parent: Option<BlockHash>,
-    /// Its index in its chain.
-    pub position: u32,
-    /// Its token ids, if the namespace keeps them.
-    pub tokens: Vec<u32>,
-    /// Name of the LoRA adapter; empty for none.
-    pub lora_name: String,
 }
 
 /// What a prefetch found.
@@ -79,6 +68,31 @@ pub struct Usage {
     pub reclaimed_extents: u64,
 }
 
+impl Stack {
+    /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
+    ///
+    /// # Errors
+    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block, if the
+    /// positions go beyond 32 bits, or for a name of more than 1024 bytes.
+    pub fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
+        self.shared.describe(namespace, chain)
+    }
+
+    /// What was described of a block.
+    #[must_use]
+    pub fn description(&self, namespace: &Namespace, hash: BlockHash) -> Option<Description> {
+        self.shared.description(namespace, hash)
+    }
+
+    /// Whether a block can be read, from whatever tier. Nobody's lookup, and no use of the block.
+    #[must_use]
+    pub fn is_readable(&self, namespace: &Namespace, hash: BlockHash) -> bool {
+        let at = self.shared.map.hashed(namespace.index(), hash);
+        let has_copy = |shard: &mut Shard| shard.entry(at).is_some_and(|e| e.hottest().is_some());
+        self.shared.map.with(at, has_copy)
+    }
+}
+
 impl Shared {
     pub(super) fn keys(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Vec<Hashed> {
         hashes.iter().map(|hash| self.map.hashed(namespace.index(), hash)).collect()
@@ -114,6 +128,7 @@ impl Shared {
         }
         let mut parent = chain.parent;
         let mut described = 0;
+        let mut news = Vec::new();
         let mut tokens = chain.tokens.chunks(per_block.max(1));
         for (hash, position) in chain.hashes.iter().zip(chain.position..=u32::MAX) {
             let at = self.map.hashed(namespace.index(), hash);
@@ -124,16 +139,24 @@ impl Shared {
                 tokens: own.into(),
                 lora_name: Arc::clone(&lora_name),
             };
-            described += u32::from(self.map.with(at, |shard| match shard.find(at) {
-                Some(id) => {
-                    shard.describe(id, described_block);
-                    true
-                }
-                None => false,
-            }));
+            let outcome = self.map.with(at, |shard| self.attach(shard, at, described_block));
+            described += u32::from(outcome.is_some());
+            news.extend(outcome.filter(|is_kept| *is_kept).map(|_| hash));
             parent = Some(hash);
         }
+        if let Some(nvme) = self.store(Tier::Nvme).filter(|_| !news.is_empty()) {
+            nvme.described(*namespace.id(), &news);
+        }
         Ok(described)
+    }
+
+    /// Describes a block, if it is there; whether nvme is to be told.
+    fn attach(&self, shard: &mut Shard, at: Hashed, described: Described) -> Option<bool> {
+        let id = shard.find(at)?;
+        let is_new = shard.describe(id, described);
+        let is_on_nvme = shard.get(id)?.cold(Tier::Nvme).is_some()
+            || self.is_being_copied(shard, at, Tier::Nvme);
+        Some(is_new && is_on_nvme)
     }
 
     pub(super) fn description(
@@ -144,12 +167,34 @@ impl Shared {
         let at = self.map.hashed(namespace.index(), hash);
         self.map.with(at, |shard| {
             let described = shard.described(shard.find(at)?)?;
-            Some(Description {
-                parent: described.parent,
-                position: described.position,
-                tokens: described.tokens.to_vec(),
-                lora_name: described.lora_name.to_string(),
-            })
+            Some(described.to_description(namespace.keeps_tokens()))
+        })
+    }
+
+    /// What a tier kept of a block that it has found; false if the map does not have it there.
+    pub(super) fn restore_description(
+        &self,
+        tier: Tier,
+        namespace: &Namespace,
+        hash: BlockHash,
+        description: Description,
+    ) -> bool {
+        let at = self.map.hashed(namespace.index(), hash);
+        let tokens = Some(description.tokens).filter(|_| namespace.keeps_tokens());
+        let described = Described {
+            parent: description.parent,
+            position: description.position,
+            tokens: tokens.unwrap_or_default().into(),
+            lora_name: description.lora_name.into(),
+        };
+        self.map.with(at, |shard| {
+            let there = |id: &EntryId| shard.get(*id).is_some_and(|e| e.cold(tier).is_some());
+            let Some(id) = shard.find(at).filter(there) else { return false };
+            // What was said since the start is newer.
+            if shard.described(id).is_none() {
+                shard.describe(id, described);
+            }
+            true
         })
     }
 

@@ -175,6 +175,10 @@ impl BlockStore for Faulty {
         self.inner.removed(namespace, hashes)
     }
 
+    fn described(&self, namespace: NamespaceId, hashes: &[BlockHash]) {
+        self.inner.described(namespace, hashes);
+    }
+
     fn shed(&self) {
         self.inner.shed();
     }

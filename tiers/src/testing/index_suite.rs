@@ -9,6 +9,7 @@ use std::{io, num::NonZeroU64};
 
 use super::hash_of;
 use crate::{
+    description::Description,
     map::{Checksums, Location},
     namespace::NamespaceId,
     nvme::{
@@ -27,10 +28,11 @@ type Step<I> = fn(&I, Plant<I>) -> io::Result<bool>;
 /// # Panics
 /// Where the index breaks the contract.
 pub fn run<I: Index>(index: &I, plant: Plant<I>) {
-    let steps: [(&str, Step<I>); 7] = [
+    let steps: [(&str, Step<I>); 8] = [
         ("gets what was put, until it is removed", |index, _| gets_what_was_put(index)),
         ("groups are applied in order", |index, _| groups_are_ordered(index)),
         ("loads everything in order", |index, _| loads_in_order(index)),
+        ("a description leaves with its block", |index, _| descriptions_leave(index)),
         ("what cannot be decoded is passed over", passes_over),
         ("a visit that fails ends the load", |index, _| a_failing_visit_ends_the_load(index)),
         ("opened again, everything is there", |index, _| reopening_keeps(index)),
@@ -54,6 +56,8 @@ pub struct Contents {
     pub segments: Vec<(SegmentId, u64, u64)>,
     /// Blocks.
     pub blocks: Vec<(IndexKey, IndexEntry)>,
+    /// Descriptions.
+    pub descriptions: Vec<(IndexKey, Description)>,
     /// What could not be decoded.
     pub passed_over: u64,
 }
@@ -80,6 +84,10 @@ impl Contents {
                     contents.blocks.push((key, entry));
                     3
                 }
+                Known::Described(key, description) => {
+                    contents.descriptions.push((key, description));
+                    4
+                }
             };
             if next < std::mem::replace(&mut rank, next) {
                 return Err(out_of_order());
@@ -88,7 +96,8 @@ impl Contents {
         })?;
         let ascend = contents.namespaces.is_sorted_by(|a, b| a.0 < b.0)
             && contents.segments.is_sorted_by(|a, b| a.0 < b.0)
-            && contents.blocks.is_sorted_by(|a, b| a.0 < b.0);
+            && contents.blocks.is_sorted_by(|a, b| a.0 < b.0)
+            && contents.descriptions.is_sorted_by(|a, b| a.0 < b.0);
         if ascend { Ok(contents) } else { Err(out_of_order()) }
     }
 }
@@ -120,6 +129,21 @@ pub fn entry_of(number: u64, round: u64) -> IndexEntry {
 #[must_use]
 pub fn put(number: u64, round: u64) -> Change {
     Change::Put(key_of(number), entry_of(number, round))
+}
+
+/// What block `number` was described as in its `round`th description.
+#[must_use]
+pub fn description_of(number: u64, round: u32) -> Description {
+    Description {
+        parent: (number > 0).then(|| hash_of(number - 1)),
+        position: round,
+        tokens: vec![round; 16],
+        lora_name: "adapter".to_owned(),
+    }
+}
+
+fn describe(number: u64, round: u32) -> Change {
+    Change::Describe(key_of(number), description_of(number, round))
 }
 
 fn indexed(segment: u64, generation: u64, bytes: u64) -> Change {
@@ -186,6 +210,26 @@ fn loads_in_order(index: &impl Index) -> io::Result<bool> {
         && contents.passed_over == 0)
 }
 
+fn descriptions_leave(index: &impl Index) -> io::Result<bool> {
+    index.apply(&[put(1, 1), Change::Remove(key_of(1))])?;
+    index.apply(&[put(1, 1), put(2, 1), put(3, 1), describe(1, 1), describe(2, 1)])?;
+    // After the copy, anew, of what is not there.
+    index.apply(&[describe(3, 1), describe(1, 2), describe(9, 1)])?;
+    // Another copy is the same block; a block that was removed and put again is not.
+    index.apply(&[put(1, 2), Change::Remove(key_of(2)), put(2, 2)])?;
+    index.apply(&[Change::Undescribe(key_of(9)), Change::Undescribe(key_of(8))])?;
+    let before = Contents::of(index)?;
+    index.reopen()?;
+    let after = Contents::of(index)?;
+    let mut expected = vec![(key_of(1), description_of(1, 2)), (key_of(3), description_of(3, 1))];
+    expected.sort_unstable_by_key(|(key, _)| *key);
+    index.apply(&[Change::Remove(key_of(3)), Change::Remove(key_of(1))])?;
+    Ok(before == after
+        && before.descriptions == expected
+        && before.blocks.len() == 3
+        && Contents::of(index)?.descriptions.is_empty())
+}
+
 fn passes_over<I: Index>(index: &I, plant: Plant<I>) -> io::Result<bool> {
     index.apply(&[put(1, 1), put(2, 1), indexed(1, 1, 1)])?;
     let block = |number| codec::Key::block(&key_of(number));
@@ -195,15 +239,18 @@ fn passes_over<I: Index>(index: &I, plant: Plant<I>) -> io::Result<bool> {
     plant(index, codec::Key::segment(SegmentId(1)).as_ref(), &[1; 16]);
     plant(index, &[3, 1, 2], &[1; 29]);
     plant(index, &[200], &[1; 29]);
+    plant(index, codec::Key::description(&key_of(1)).as_ref(), &[1; 7]);
     let contents = Contents::of(index)?;
-    let mut good = contents.passed_over == 6 && contents.segments.is_empty();
+    let mut good = contents.passed_over == 7
+        && contents.descriptions.is_empty()
+        && contents.segments.is_empty();
     good &= contents.blocks == [(key_of(1), entry_of(1, 1))];
     for number in 2..5 {
         good &= index.get(&key_of(number))?.is_none();
     }
     // They are no hindrance to what comes.
     index.apply(&[put(2, 2), Change::Remove(key_of(3))])?;
-    Ok(good && index.get(&key_of(2))?.is_some() && Contents::of(index)?.passed_over == 4)
+    Ok(good && index.get(&key_of(2))?.is_some() && Contents::of(index)?.passed_over == 5)
 }
 
 fn a_failing_visit_ends_the_load(index: &impl Index) -> io::Result<bool> {
@@ -230,6 +277,7 @@ fn reopening_keeps(index: &impl Index) -> io::Result<bool> {
 
 fn clearing_drops(index: &impl Index) -> io::Result<bool> {
     index.apply(&[put(1, 1), indexed(1, 1, 1), Change::Namespace(key_of(1).namespace, vec![1])])?;
+    index.apply(&[describe(1, 1)])?;
     index.clear()?;
     let empty = Contents::of(index)? == Contents::default();
     index.reopen()?;

@@ -93,6 +93,10 @@ fn edit(pairs: &mut Pairs, changes: &[Change]) {
         match Edit::of(change, &mut scratch) {
             Edit::Put(key, value) => pairs.insert(key.as_ref().to_vec(), value.to_vec()),
             Edit::Delete(key) => pairs.remove(key.as_ref()),
+            Edit::DeleteBlock(block, description) => {
+                pairs.remove(description.as_ref());
+                pairs.remove(block.as_ref())
+            }
         };
     }
 }

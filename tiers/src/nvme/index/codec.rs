@@ -11,6 +11,9 @@
 //! block            0      1   03
 //!                  1     32   namespace id
 //!                 33     32   block hash
+//! description      0      1   04
+//!                  1     32   namespace id
+//!                 33     32   block hash
 //!
 //! value       offset  bytes
 //! marker           0      4   version of the index    u32
@@ -24,6 +27,8 @@
 //!                  9      8   generation          u64
 //!                 17      4   length              u32
 //!                 21    8 n   checksum of each part, u64; n is 1 to 1024
+//! description      0      1   version, 1
+//!                  1          the description, encoded
 //! ```
 //! Numbers are little-endian but for the segment in a key, where big-endian makes the order of the
 //! bytes that of the numbers. A value of another version or length is not decoded: it is passed over
@@ -34,6 +39,7 @@ use std::num::NonZeroU64;
 use super::{Change, IndexEntry, IndexKey, Known};
 use crate::{
     block::BlockHash,
+    description::Description,
     limits::PARTS_MAX,
     map::{Checksums, Location},
     namespace::NamespaceId,
@@ -52,6 +58,10 @@ pub(crate) const FIRST: &[u8] = &[KIND_NAMESPACE];
 const KIND_NAMESPACE: u8 = 1;
 const KIND_SEGMENT: u8 = 2;
 const KIND_BLOCK: u8 = 3;
+const KIND_DESCRIPTION: u8 = 4;
+/// What the keys of descriptions begin with.
+#[cfg(any(feature = "rocksdb", test))]
+pub(crate) const DESCRIPTIONS: &[u8] = &[KIND_DESCRIPTION];
 const VALUE_VERSION: u8 = 1;
 
 /// Bytes of the longest key.
@@ -85,6 +95,10 @@ impl Key {
     pub(crate) fn block(key: &IndexKey) -> Self {
         Self::new(KIND_BLOCK, key.namespace.as_bytes(), key.hash.as_bytes())
     }
+
+    pub(crate) fn description(key: &IndexKey) -> Self {
+        Self::new(KIND_DESCRIPTION, key.namespace.as_bytes(), key.hash.as_bytes())
+    }
 }
 
 impl AsRef<[u8]> for Key {
@@ -97,6 +111,8 @@ impl AsRef<[u8]> for Key {
 pub(crate) enum Edit<'a> {
     Put(Key, &'a [u8]),
     Delete(Key),
+    /// A block and its description, if it may have one.
+    DeleteBlock(Key, Key),
 }
 
 impl<'a> Edit<'a> {
@@ -108,7 +124,12 @@ impl<'a> Edit<'a> {
                 encode_entry(entry, scratch);
                 Self::Put(Key::block(key), scratch)
             }
-            Change::Remove(key) => Self::Delete(Key::block(key)),
+            Change::Remove(key) => Self::DeleteBlock(Key::block(key), Key::description(key)),
+            Change::Describe(key, description) => {
+                description.encode(scratch);
+                Self::Put(Key::description(key), scratch)
+            }
+            Change::Undescribe(key) => Self::Delete(Key::description(key)),
             Change::Indexed { segment, generation, bytes } => {
                 scratch.extend(generation.to_le_bytes());
                 scratch.extend(bytes.to_le_bytes());
@@ -147,16 +168,20 @@ pub(crate) fn decode(key: &[u8], value: &[u8]) -> Option<Known> {
             let (generation, bytes) = (fields.u64()?, fields.u64()?);
             fields.0.is_empty().then_some(Known::Indexed { segment, generation, bytes })
         }
-        KIND_BLOCK => {
-            let (namespace, hash) = name.split_first_chunk()?;
-            let key = IndexKey {
-                namespace: NamespaceId::from_bytes(*namespace),
-                hash: BlockHash::from_array(hash.try_into().ok()?),
-            };
-            Some(Known::Block(key, decode_entry(value)?))
+        KIND_BLOCK => Some(Known::Block(block(name)?, decode_entry(value)?)),
+        KIND_DESCRIPTION => {
+            Some(Known::Described(block(name)?, Description::decode(current(value)?)?))
         }
         _ => None,
     }
+}
+
+fn block(name: &[u8]) -> Option<IndexKey> {
+    let (namespace, hash) = name.split_first_chunk()?;
+    Some(IndexKey {
+        namespace: NamespaceId::from_bytes(*namespace),
+        hash: BlockHash::from_array(hash.try_into().ok()?),
+    })
 }
 
 /// Reads the value of a block; `None` as for [`decode`].
@@ -209,11 +234,15 @@ mod tests {
         IndexEntry { location, generation: 3, len: 65_536, checksums }
     }
 
+    fn described() -> Description {
+        Description { parent: None, position: 6, tokens: vec![5], lora_name: "a".to_owned() }
+    }
+
     fn pair(change: &Change) -> (Vec<u8>, Vec<u8>) {
         let mut scratch = Vec::new();
         match Edit::of(change, &mut scratch) {
             Edit::Put(key, value) => (key.as_ref().to_vec(), value.to_vec()),
-            Edit::Delete(_) => panic!("{change:?} deletes"),
+            Edit::Delete(_) | Edit::DeleteBlock(..) => panic!("{change:?} deletes"),
         }
     }
 
@@ -235,6 +264,12 @@ mod tests {
         assert_eq!(value, [1, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
         let (key, value) = pair(&Change::Namespace(NamespaceId::from_array([7; 32]), vec![4, 5]));
         assert_eq!((key, value), ([vec![1], vec![7; 32]].concat(), vec![1, 4, 5]));
+        let (description, key) = (described(), self::key());
+        let (key, value) = pair(&Change::Describe(key, description.clone()));
+        assert_eq!(key, [vec![4], vec![7; 32], vec![9; 32]].concat());
+        assert_eq!(value, [1, 0, 6, 0, 0, 0, 1, 0, b'a', 5, 0, 0, 0]);
+        assert_eq!(decode(&key, &value), Some(Known::Described(self::key(), description)));
+        assert_eq!(decode(&key, &[&[2], &value[1..]].concat()), None, "a newer one");
     }
 
     #[test]

@@ -15,6 +15,9 @@
 //! less where the entry has not been rewritten before its removal meets it. The price is room: up to
 //! sixteen runs, besides the large one, of which parts are garbage.
 //!
+//! What was described of a block is a pair of its own, behind all blocks: 65 bytes and what was said, each
+//! time that it is written. Only where there are any does a removal take two keys.
+//!
 //! A damaged file is found by its checksums and is an error of kind `InvalidData`. A disk that is
 //! full makes RocksDB refuse all writes until it is opened again ([`Index::reopen`]).
 //!
@@ -23,6 +26,7 @@
 use std::{
     fmt, fs, io,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use parking_lot::RwLock;
@@ -34,7 +38,7 @@ use rocksdb::{
 
 use super::{
     Change, Index, IndexEntry, IndexKey, IndexUsage, Known,
-    codec::{Edit, FIRST, FORMAT, Key, MARKER, decode, decode_entry},
+    codec::{DESCRIPTIONS, Edit, FIRST, FORMAT, Key, MARKER, decode, decode_entry},
 };
 
 const KIB: usize = 1 << 10;
@@ -63,6 +67,8 @@ pub struct RocksIndex {
     options: Options,
     /// Nothing after a failure to open it again.
     db: RwLock<Option<DB>>,
+    /// There may be descriptions.
+    describes: AtomicBool,
 }
 
 impl fmt::Debug for RocksIndex {
@@ -83,8 +89,9 @@ impl RocksIndex {
     }
 
     fn open_with(directory: &Path, options: Options) -> io::Result<Self> {
-        let db = RwLock::new(Some(open_database(directory, &options)?));
-        Ok(Self { directory: directory.to_owned(), options, db })
+        let db = open_database(directory, &options)?;
+        let describes = AtomicBool::new(has_descriptions(&db)?);
+        Ok(Self { directory: directory.to_owned(), options, db: RwLock::new(Some(db)), describes })
     }
 
     /// Whether there is an index in `directory`, in whatever state.
@@ -118,10 +125,20 @@ impl Index for RocksIndex {
     fn apply(&self, changes: &[Change]) -> io::Result<()> {
         let mut batch = WriteBatch::default();
         let mut scratch = Vec::new();
+        if changes.iter().any(|change| matches!(change, Change::Describe(..))) {
+            // Relaxed: whoever removes a block has seen it described, or nobody has.
+            self.describes.store(true, Ordering::Relaxed);
+        }
         for change in changes {
             match Edit::of(change, &mut scratch) {
                 Edit::Put(key, value) => batch.put(key, value),
                 Edit::Delete(key) => batch.delete(key),
+                Edit::DeleteBlock(block, description) => {
+                    batch.delete(block);
+                    if self.describes.load(Ordering::Relaxed) {
+                        batch.delete(description);
+                    }
+                }
             }
         }
         self.with(|db| {
@@ -207,6 +224,13 @@ fn open_database(directory: &Path, options: &Options) -> io::Result<DB> {
     let db = DB::open(options, directory).map_err(|error| failed("open index", &error))?;
     check_marker(&db)?;
     Ok(db)
+}
+
+fn has_descriptions(db: &DB) -> io::Result<bool> {
+    let mut pairs = db.raw_iterator();
+    pairs.seek(DESCRIPTIONS);
+    pairs.status().map_err(|error| failed("read index", &error))?;
+    Ok(pairs.valid())
 }
 
 fn check_marker(db: &DB) -> io::Result<()> {

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     block::Hashes,
-    namespace::{Namespace, NamespaceTable, Secret},
+    namespace::{Namespace, NamespaceSpec, NamespaceTable, Secret},
     nvme::{
         NvmeConfig, NvmeMetrics, NvmeParts, NvmeStore,
         device::{Device, SegmentId},
@@ -61,6 +61,19 @@ impl Rig {
 
     /// Starts the tier; dropping what is returned is a kill.
     pub(super) async fn start(&self) -> Life {
+        let (store, fixture, _writer) = self.run().await;
+        let namespace = fixture.namespace("rig", &self.parts).unwrap();
+        Life { store, fixture, namespace, _writer }
+    }
+
+    /// The same, with a namespace that is opened otherwise.
+    pub(super) async fn start_opened(&self, spec: NamespaceSpec, keep_tokens: bool) -> Life {
+        let (store, fixture, _writer) = self.run().await;
+        let namespace = fixture.namespaces.open(spec, keep_tokens).unwrap().namespace;
+        Life { store, fixture, namespace, _writer }
+    }
+
+    async fn run(&self) -> (Arc<NvmeStore>, Fixture, JoinSet<()>) {
         let namespaces = Arc::new(NamespaceTable::new(Secret::new([7; 32]), false));
         let metrics = NvmeMetrics::register(&mut Registry::default());
         let device: Arc<dyn Device> = Arc::<FaultyDevice>::clone(&self.device);
@@ -72,8 +85,7 @@ impl Rig {
         let mut tasks = JoinSet::new();
         tasks.spawn(writer.run());
         store.recovered().await.unwrap();
-        let namespace = fixture.namespace("rig", &self.parts).unwrap();
-        Life { store, fixture, namespace, _writer: tasks }
+        (store, fixture, tasks)
     }
 
     /// A tier with blocks `0..MANY`, closed: all segments are sealed.

@@ -143,7 +143,9 @@ async fn what_leaves_nvme_stays_readable_on_object() {
     assert_eq!(answer.counts.to_array(), [0, 0, 3, 0, 1]);
     let run = answer.runs[0];
     assert_eq!((run.tier, run.start, run.end, run.bytes), (Tier::Object, 0, 3, 3 * 4096));
-    assert!(stack.estimate_load(Tier::Object, 4096) > stack.estimate_load(Tier::Nvme, 4096));
+    assert!(
+        stack.pace(Tier::Object).unwrap().setup_secs > stack.pace(Tier::Nvme).unwrap().setup_secs
+    );
     assert!(stack.has_tier(Tier::Object));
     for number in [1, 2, 3] {
         assert_eq!(tiers.read(number, &[]).await, Tier::Object);
