@@ -32,6 +32,8 @@ from server import BINARY, REPOSITORY, Server
 START = 300.0
 """Seconds for engines to start; together on two cores they take more than a minute."""
 MODEL = "smollm2"
+LOG_LINES = 40
+"""Shown of each log if something is not as it should be."""
 
 
 class Answer(NamedTuple):
@@ -306,6 +308,10 @@ def main() -> None:
         router = Router(home, server.grpc, options.mode, engines)
         try:
             demonstrate(router, engines, server, options.characters)
+        except BaseException:
+            for log in sorted(home.glob("*.log")):
+                print(f"--- {log.name}", *log.read_text().splitlines()[-LOG_LINES:], sep="\n")
+            raise
         finally:
             router.process.kill()
             router.process.wait()
