@@ -35,6 +35,7 @@ mod router;
 mod sessions;
 mod shared_data;
 mod shared_memory;
+mod simulate;
 mod skipped;
 mod tidy;
 mod tmpfs;

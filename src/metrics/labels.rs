@@ -2,7 +2,7 @@
 //!
 //! Never a key, a lease, a peer or an error text: those have no bound.
 
-use kvstrata_tiers::label_values;
+use kvstrata_tiers::{label_values, tier::Tier};
 
 label_values! {
     /// Where a block was read from.
@@ -13,6 +13,16 @@ label_values! {
         Nvme = "nvme",
         /// Object storage.
         Object = "object",
+    }
+}
+
+impl From<Tier> for TierLabel {
+    fn from(tier: Tier) -> Self {
+        match tier {
+            Tier::Dram => Self::Dram,
+            Tier::Nvme => Self::Nvme,
+            Tier::Object => Self::Object,
+        }
     }
 }
 
@@ -267,6 +277,48 @@ label_values! {
         Lost = "lost",
         /// It could not be read.
         Broken = "broken",
+    }
+}
+
+label_values! {
+    /// How the device of a tier is.
+    TierStateLabel {
+        /// As usual.
+        Ok = "ok",
+        /// Far slower than it was.
+        Degraded = "degraded",
+        /// Nothing can be read.
+        Down = "down",
+    }
+}
+
+label_values! {
+    /// A kind of router that is told where blocks are.
+    RouterLabel {
+        /// Dynamo.
+        Dynamo = "dynamo",
+        /// The endpoint picker of llm-d.
+        LlmD = "llm-d",
+    }
+}
+
+label_values! {
+    /// What a router is told.
+    RouterEvent {
+        /// Blocks can be read from a tier.
+        Stored = "stored",
+        /// They no longer can.
+        Removed = "removed",
+    }
+}
+
+label_values! {
+    /// Why a router is told everything again.
+    ResyncReason {
+        /// It has begun to listen.
+        Subscribed = "subscribed",
+        /// It has missed batches that are not kept any more.
+        Missed = "missed",
     }
 }
 
