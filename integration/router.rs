@@ -3,6 +3,7 @@
 mod captured;
 mod engine;
 mod process;
+mod real;
 mod tiers;
 
 use std::{sync::atomic::Ordering, time::Duration};
