@@ -3,18 +3,20 @@
 use std::time::Duration;
 
 use kvstrata::client::{
-    Client, ClientOptions, Handle, Session,
+    Client, ClientOptions, Description, Handle, Session,
     router::messages::{
-        Candidate, LookupRequest, LookupResponse, Prefill, Prompt, ScoreRequest, ScoreResponse,
-        WatchRequest, watch_update::Update,
+        Candidate, HashScheme, HeldBytes, LoadReport, Locality, LookupRequest, LookupResponse,
+        Prefill, Prompt, ReleaseRequest, ReportRequest, ReserveRequest, ScoreRequest,
+        ScoreResponse, Tier, WatchRequest, WatchTiersRequest, watch_update::Update,
     },
 };
-use kvstrata_tiers::error::ErrorKind;
+use kvstrata::schemes::dynamo;
+use kvstrata_tiers::{error::ErrorKind, namespace::Wishes};
 use serde_json::{Value, json};
 
 use crate::{
     client::{batch, hash, hashes, namespace},
-    harness::Server,
+    harness::{SERVER_WAIT, Server, wait_until},
 };
 
 const PARTS: [u32; 1] = [4096];
@@ -88,7 +90,7 @@ async fn grpc_and_json_say_the_same() {
 
 /// What is wrong with a request, and the field that the refusal must name.
 fn mistakes() -> Vec<(&'static str, Value, &'static str)> {
-    let prompt = json!({"model": "test", "hashes": "A".repeat(44)});
+    let prompt = json!({"model": "test", "hashes": format!("{}=", "A".repeat(43))});
     let both = json!({"model": "test", "hashes": "AAAA", "hashes64": ["1"]});
     let nowhere = json!({"hashes": "AAAA"});
     let one = |prompt: Value| json!({"prompts": [prompt]});
@@ -163,4 +165,216 @@ async fn a_watcher_follows_until_the_server_stops_and_does_not_hold_it_up() {
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     let ended = updates.next().await.unwrap_err();
     assert_eq!(ended.kind(), ErrorKind::Unavailable, "{ended}");
+}
+
+#[tokio::test]
+async fn what_is_reserved_is_in_the_next_answer_until_it_is_released_or_over() {
+    let server = Server::builder().dram("16MiB").start().await;
+    let engine = Engine::start(&server, "a").await;
+    engine.put(0..8).await;
+    let client = &engine.client;
+    let prefill = Some(Prefill { linear_ms: 20.0, quadratic_ms: 0.0 });
+    let queue = async || {
+        let lookup = LookupRequest { prompts: vec![prompt(0..8)], prefill, ..Default::default() };
+        let answer = client.router_lookup(lookup).await.unwrap();
+        let told = answer.tiers.iter().find(|cost| cost.tier() == Tier::Dram).unwrap();
+        (answer.answers[0].instances[0].segments[0].queue_ms, told.queued_bytes)
+    };
+    assert_eq!(queue().await, (0.0, 0));
+    let bytes = 1 << 30;
+    let load = HeldBytes { holder: String::new(), tier: Tier::Dram.into(), bytes };
+    let request = ReserveRequest { loads: vec![load], ttl_ms: 30_000 };
+    let reserved = client.router_reserve(request.clone()).await.unwrap();
+    assert_eq!((reserved.reservation_id.len(), reserved.ttl_ms), (16, 30_000));
+    let (queue_ms, queued) = queue().await;
+    assert!(queue_ms > 50.0 && queued == bytes, "{queue_ms} ms, {queued} bytes");
+    let reservation_id = reserved.reservation_id;
+    for _ in 0..2 {
+        let request = ReleaseRequest { reservation_id: reservation_id.clone() };
+        client.router_release(request).await.unwrap();
+    }
+    assert_eq!(queue().await, (0.0, 0));
+    client.router_reserve(ReserveRequest { ttl_ms: 50, ..request.clone() }).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert_eq!(queue().await, (0.0, 0));
+    // A score reserves what the one that is taken would load, and a report ends it.
+    let candidates = vec![candidate("a", 2)];
+    let prompt = Some(prompt(0..8));
+    let score =
+        ScoreRequest { prompt, candidates, prefill, reserve_ms: 30_000, ..Default::default() };
+    let told = client.router_score(score).await.unwrap();
+    assert_eq!((told.scored[0].best_blocks, told.reservation_id.len()), (6, 16));
+    assert_eq!(queue().await.1, 6 * 4096);
+    let report = LoadReport {
+        locality: Locality::SameNode.into(),
+        tier: Tier::Dram.into(),
+        bytes: 6 * 4096,
+        predicted_ms: 2.0,
+        actual_ms: 2.0,
+        reservation_id: told.reservation_id,
+        ..LoadReport::default()
+    };
+    let taken = client.router_report(ReportRequest { loads: vec![report] }).await.unwrap();
+    assert_eq!((taken, queue().await.1), (1, 0));
+    let elsewhere = HeldBytes { holder: "another".to_owned(), ..request.loads[0].clone() };
+    let request = ReserveRequest { loads: vec![elsewhere], ttl_ms: 30_000 };
+    client.router_reserve(request).await.unwrap();
+    assert_eq!(queue().await.1, 0, "the disk of another node");
+    server.stop(&[]).await;
+}
+
+#[tokio::test]
+async fn prompts_are_found_by_other_names_and_by_their_tokens() {
+    const TOKENS: u32 = 8 * 16;
+    let server = Server::builder().dram("16MiB").start().await;
+    let client = Client::connect(server.grpc(), ClientOptions::default()).await.unwrap();
+    let wishes = Wishes {
+        keep_tokens: true,
+        hash_schemes: ["dynamo", "vllm_u64"].map(str::to_owned).into(),
+    };
+    let handle = client.open_with(namespace(&PARTS), wishes).await.unwrap();
+    let session = client.session("engine").await.unwrap();
+    handle.put(&session, &batch(0..8, &PARTS)).await.unwrap();
+    let tokens: Vec<u32> = (0..TOKENS).collect();
+    let what = Description { tokens: &tokens, ..Description::default() };
+    assert_eq!(handle.describe(&hashes(0..8), what).await.unwrap(), 8);
+    let blocks = async |prompt: Prompt| {
+        let request = LookupRequest {
+            prompts: vec![Prompt { model: "test".to_owned(), ..prompt }],
+            ..LookupRequest::default()
+        };
+        let answer = client.router_lookup(request).await.unwrap().answers.remove(0);
+        let blocks = answer.prefixes.first().map_or(0, |prefix| prefix.blocks);
+        (blocks, answer.unresolved_blocks, answer.total_blocks)
+    };
+    let by_tokens = |count: u32| Prompt { token_ids: (0..count).collect(), ..Prompt::default() };
+    // The index is fed by what changes: a moment later it has them.
+    wait_until("the index has the blocks", SERVER_WAIT, async || {
+        blocks(by_tokens(TOKENS)).await.0 == 8
+    })
+    .await;
+    assert_eq!(blocks(by_tokens(TOKENS + 16 + 3)).await, (8, 1, 9));
+    let locals = dynamo::locals(16, &tokens, dynamo::seed("", b""));
+    let named = |scheme: HashScheme, hashes64| Prompt {
+        hash_scheme: scheme.into(),
+        hashes64,
+        ..Prompt::default()
+    };
+    assert_eq!(blocks(named(HashScheme::DynamoLocal, locals.clone())).await, (8, 0, 8));
+    let sequences = dynamo::sequences(&locals);
+    assert_eq!(blocks(named(HashScheme::DynamoSequence, sequences)).await, (8, 0, 8));
+    let short = |number: u32| u64::from_be_bytes(hash(number).as_bytes()[24..].try_into().unwrap());
+    let short = (0..5).map(short).collect();
+    assert_eq!(blocks(named(HashScheme::VllmU64, short)).await, (5, 0, 5));
+    let mut strange = locals.clone();
+    strange[3] = 77;
+    assert_eq!(blocks(named(HashScheme::DynamoLocal, strange)).await, (3, 5, 8));
+
+    let check = async |hashes: &[u64]| {
+        let (status, body) =
+            server.post("/check_blocks", &json!({"block_hashes": hashes}).to_string()).await;
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str::<Value>(&body).unwrap()
+    };
+    assert_eq!(check(&locals).await, json!({"ranges": [[0, 8]]}));
+    assert_eq!(check(&locals[1..]).await, json!({"ranges": []}));
+    assert_eq!(check(&[]).await, json!({"ranges": []}));
+    // Not wished for: nothing would ever be found by it.
+    let keys = named(HashScheme::LlmD, vec![1, 2]);
+    let prompts = vec![Prompt { model: "test".to_owned(), ..keys }];
+    let request = LookupRequest { prompts, ..LookupRequest::default() };
+    let refused = client.router_lookup(request).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Invalid);
+    assert!(refused.to_string().contains("llm_d"), "{refused}");
+    drop((handle, session, client));
+    server.stop(&[]).await;
+}
+
+#[tokio::test]
+async fn what_loading_costs_is_told_at_once_and_when_it_changes() {
+    let server = Server::builder().dram("16MiB").start().await;
+    let engine = Engine::start(&server, "a").await;
+    let client = &engine.client;
+    let mut updates = client.router_watch_tiers(WatchTiersRequest::default()).await.unwrap();
+    let first = updates.next().await.unwrap();
+    let dram: Vec<_> = first.tiers.iter().filter(|cost| cost.tier() == Tier::Dram).collect();
+    assert_eq!(dram.len(), first.tiers.len(), "it has no other tier");
+    assert_eq!(dram.len(), 4, "at each distance");
+    assert!(dram.iter().all(|cost| cost.bandwidth > 1e8 && cost.assumed && cost.queued_bytes == 0));
+    let load = HeldBytes { holder: String::new(), tier: Tier::Dram.into(), bytes: 1000 };
+    let start = tokio::time::Instant::now();
+    client.router_reserve(ReserveRequest { loads: vec![load], ttl_ms: 0 }).await.unwrap();
+    loop {
+        let update = updates.next().await.unwrap();
+        if update.tiers.iter().all(|cost| cost.queued_bytes == 1000) {
+            break;
+        }
+    }
+    assert!(start.elapsed() < Duration::from_millis(900), "{:?}", start.elapsed());
+    let request = WatchTiersRequest { interval_ms: 10 };
+    let refused = client.router_watch_tiers(request).await.unwrap_err();
+    assert!(refused.to_string().contains("interval_ms: 10 given"), "{refused}");
+    drop((engine, updates));
+    server.stop(&[]).await;
+}
+
+/// The blocks of JSON in a page, in order.
+fn blocks_of(page: &str) -> Vec<Value> {
+    let blocks = page.split("```json\n").skip(1).filter_map(|rest| rest.split_once("\n```"));
+    blocks.map(|(block, _rest)| serde_json::from_str(block).unwrap()).collect()
+}
+
+/// Whether an answer is what the page says, but for what is measured, and who answers when.
+fn assert_alike(path: &str, told: &Value, written: &Value) {
+    match (told, written) {
+        (Value::Object(told), Value::Object(written)) => {
+            let keys = |object: &serde_json::Map<String, Value>| {
+                object.keys().cloned().collect::<Vec<_>>()
+            };
+            assert_eq!(keys(told), keys(written), "{path}");
+            for (key, told) in told {
+                assert_alike(&format!("{path}.{key}"), told, &written[key]);
+            }
+        }
+        (Value::Array(told), Value::Array(written)) => {
+            assert_eq!(told.len(), written.len(), "{path}");
+            for (at, (told, written)) in told.iter().zip(written).enumerate() {
+                assert_alike(&format!("{path}[{at}]"), told, written);
+            }
+        }
+        _ => {
+            let field = path.rsplit('.').next().unwrap();
+            let varies =
+                ["epoch", "namespaceId", "node", "holder", "creditBlocks", "cost", "score"];
+            if varies.contains(&field) || field.ends_with("Ms") || field == "bandwidth" {
+                assert_eq!(told.is_string(), written.is_string(), "{path}");
+            } else {
+                assert_eq!(told, written, "{path}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_examples_of_the_page_are_what_a_node_says() {
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/routers.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let server = Server::builder().dram("16MiB").start().await;
+    let engine = Engine::start(&server, "10.0.0.1:8000").await;
+    engine.put(0..3).await;
+    let blocks = blocks_of(&page);
+    let [lookup, found, score, taken] = &blocks[..] else { panic!("{} blocks", blocks.len()) };
+    for (verb, request, written) in [("lookup", lookup, found), ("score", score, taken)] {
+        let (status, told) = server.post(&format!("/v1/router/{verb}"), &request.to_string()).await;
+        assert_eq!(status, 200, "{told}");
+        let mut told: Value = serde_json::from_str(&told).unwrap();
+        // The page shows one distance of four.
+        if let Some(Value::Array(tiers)) = told.get_mut("tiers") {
+            tiers.truncate(1);
+        }
+        println!("{}", serde_json::to_string_pretty(&told).unwrap());
+        assert_alike(verb, &told, written);
+    }
+    drop(engine);
+    server.stop(&[]).await;
 }

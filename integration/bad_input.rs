@@ -218,6 +218,14 @@ async fn a_namespace_with_many_problems_names_them_all() {
     expect(refused, Code::InvalidArgument, &["parts", "1025", "1024"]);
     let nothing = stage.wire.client.open(OpenRequest::default()).await;
     expect(nothing, Code::InvalidArgument, &["kind", "namespace or opaque"]);
+    for (schemes, keep_tokens, texts) in [
+        (vec!["vllm_u64", "md5"], true, ["hash_schemes", "\"md5\"", "vllm_u64, sglang_i64"]),
+        (vec!["llm_d"], false, ["hash_schemes", "llm_d", "set keep_tokens"]),
+    ] {
+        let hash_schemes = schemes.into_iter().map(str::to_owned).collect();
+        let wish = OpenRequest { hash_schemes, keep_tokens, ..open(namespace("m")) };
+        expect(stage.wire.client.open(wish).await, Code::InvalidArgument, &texts);
+    }
     let client = OpenRequest { instance: "x".repeat(257), ..open(namespace("m")) };
     let refused = stage.wire.client.open(client).await;
     expect(refused, Code::InvalidArgument, &["instance", "257", "0 to 256"]);

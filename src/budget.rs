@@ -16,8 +16,8 @@ use crate::config::{Auto, Config, Problem, Size};
 const INDEX_DIVISOR: u64 = 32;
 /// The smallest index: 40,000 blocks.
 const INDEX_BYTES_MIN: u64 = 8 * MIB;
-/// The index of hash schemes may take 1 / this of the limit, where namespaces opt in: names for a million
-/// blocks of 16 tokens with 32 GiB.
+/// The index of hash schemes may take 1 / this of the limit, where namespaces opt in: with 64 GiB names of
+/// tokens for 1.4 million blocks, or names by parts of hashes for four times as many.
 const SCHEMES_DIVISOR: u64 = 128;
 /// Staging (HTTP/2 windows, messages being read and written) takes 1 / this of the limit.
 const STAGING_DIVISOR: u64 = 16;

@@ -233,8 +233,7 @@ impl Server {
         self.spawn_store_tasks();
         let mut shutdown = pin!(shutdown.fuse());
         let colder = self.start_colder(shutdown.as_mut()).await;
-        // What was found there may want names.
-        self.node.namespaces.list().iter().for_each(|found| self.node.schemes.opened(found));
+        self.node.schemes.opened_all(&self.node.namespaces);
         let tasks = self.node.tasks.clone();
         let failed = tasks.failed_token();
         // A future that has ended must not be asked again.
@@ -368,7 +367,11 @@ impl Server {
     fn spawn_http(&mut self) {
         let Some(listener) = self.http.take() else { return };
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
-        let refresh = move || gauges.show(&stack);
+        let costs = self.node.costs.clone();
+        let refresh = move || {
+            gauges.show(&stack);
+            costs.show();
+        };
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
         let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());
         let pages = http::router(self.readiness.clone(), registry, gate, refresh, routers);
@@ -391,8 +394,7 @@ impl Server {
         tasks.spawn_critical("lease sweeper", async move { leases.sweep(stop).await });
         let (changes, stop) = (self.node.changes.clone(), tasks.stop_token());
         tasks.spawn_critical("changes", async move { changes.run(stop).await });
-        let following = schemes::follow(Arc::clone(&self.node), tasks.stop_token());
-        tasks.spawn_critical("schemes", following);
+        schemes::start(&self.node);
         let stack = self.node.stack.clone();
         if stack.has_tier(Tier::Nvme) {
             let (stack, stop) = (stack.clone(), tasks.stop_token());

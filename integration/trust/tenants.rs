@@ -100,15 +100,6 @@ async fn assert_apart(a: &Side, b: &Side) {
     let some = hashes(0..BLOCKS);
     let found = b.handle.lookup(&some, LookupOptions::default()).await.unwrap();
     assert_eq!((found.prefix_blocks, found.counts.miss), (0, BLOCKS));
-    let packed: Vec<u8> = (0..BLOCKS).flat_map(|number| *hash(number).as_bytes()).collect();
-    let prompt = Prompt { model: "test".to_owned(), hashes: packed.into(), ..Prompt::default() };
-    let question = LookupRequest { prompts: vec![prompt], ..LookupRequest::default() };
-    let told = async |side: &Side| {
-        let mut answer = side.client.router_lookup(question.clone()).await.unwrap();
-        answer.answers.remove(0).prefixes
-    };
-    assert_eq!(told(b).await, []);
-    assert_eq!(told(a).await[0].blocks, BLOCKS);
     let mut seen = Seen::default();
     let summary = b.handle.get(&some, GetOptions::default(), &mut seen).await.unwrap();
     assert_eq!((summary.missed, seen.blocks.len()), (u64::from(BLOCKS), 0));
@@ -125,6 +116,19 @@ async fn assert_apart(a: &Side, b: &Side) {
     let report = b.handle.put(&b.session, &batch(0..1, &PARTS)).await.unwrap();
     assert_eq!(report.outcomes, [PutOutcome::Stored]);
     assert_eq!(b.handle.remove(&hashes(0..1)).await.unwrap(), 1);
+}
+
+/// A router of one tenant is told nothing of what the other has of the same prompt.
+async fn assert_untold(a: &Side, b: &Side) {
+    let packed: Vec<u8> = (0..BLOCKS).flat_map(|number| *hash(number).as_bytes()).collect();
+    let prompt = Prompt { model: "test".to_owned(), hashes: packed.into(), ..Prompt::default() };
+    let question = LookupRequest { prompts: vec![prompt], ..LookupRequest::default() };
+    let told = async |side: &Side| {
+        let mut answer = side.client.router_lookup(question.clone()).await.unwrap();
+        answer.answers.remove(0).prefixes
+    };
+    assert_eq!(told(b).await, []);
+    assert_eq!(told(a).await[0].blocks, BLOCKS);
 }
 
 /// A session and a lease are their tenant's, whoever knows their ids.
@@ -173,6 +177,7 @@ async fn assert_matrix(way: Way) {
 
     assert_unknown(&server, &a, &b).await;
     assert_apart(&a, &b).await;
+    assert_untold(&a, &b).await;
     assert_owned(&a, &b, &lease).await;
     assert_counts(&server, &a, &b).await;
 
@@ -234,6 +239,9 @@ async fn without_a_valid_token_nothing_is_answered_and_each_refusal_is_counted()
     assert_eq!(page(&server, None, Some(A), "/metrics").await.0, 401);
     for probe in ["/livez", "/readyz"] {
         assert_eq!(page(&server, None, None, probe).await.0, 200);
+    }
+    for question in ["/v1/router/lookup", "/v1/router/score", "/check_blocks"] {
+        assert_eq!(server.post(question, "{}").await.0, 401);
     }
     good.handle.put(&good.session, &batch(0..1, &PARTS)).await.unwrap();
     drop(good);

@@ -123,8 +123,8 @@ class Client:
         """Declares blocks of an engine. Each part is (group, rank, bytes), ascending.
 
         All of it is the namespace's identity: blocks are shared only where everything is equal.
-        The last ones are not: with `keep_tokens` the server keeps token ids that it is told of blocks,
-        which are prompts; by the names of `hash_schemes` routers may ask for blocks, too.
+        But for the last ones: with `keep_tokens` the server keeps token ids that it is told of
+        blocks, which are prompts; by the names of `hash_schemes` routers may ask for blocks, too.
         """
 
     def open_opaque(

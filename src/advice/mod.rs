@@ -27,7 +27,7 @@ mod watch;
 pub(crate) use self::{
     lookup::{Advised, Answer, Question},
     offer::{Candidate, Offer, Piece},
-    prompt::{Among, Asked, Found, Prefix, Prompt, Scheme},
+    prompt::{Among, Asked, Found, Prefix, Prompt},
     score::{Contest, Outcome, Scored},
     watch::{Blocks, Names, Range, Update},
 };

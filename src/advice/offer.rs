@@ -1,5 +1,7 @@
 //! What one engine would load: the pair of a candidate and the holders of its prompt's prefix.
 
+use std::collections::HashMap;
+
 use kvstrata_tiers::tier::{Run, Tier};
 
 use super::Found;
@@ -116,9 +118,7 @@ impl Node {
                 given => given,
             };
             let locality = self.costs.locality(&opener.host, zone);
-            let runs = prefix.runs.iter();
-            let pieces = runs.filter_map(|run| self.piece(run, candidate.device_blocks, locality));
-            let pieces: Vec<Piece> = pieces.collect();
+            let pieces = self.pieces(&prefix.runs, candidate.device_blocks, locality);
             let segments = pieces.iter().map(Piece::segment).collect();
             let host = opener.host.clone();
             Some(Offer { prefix: at, host, locality, pieces, segments })
@@ -139,20 +139,28 @@ impl Node {
             .reduce(|best, next| if worth(&next) > worth(&best) { next } else { best })
     }
 
-    /// What is left of a run behind the first `device` blocks.
-    fn piece(&self, run: &Run, device: u32, locality: Locality) -> Option<Piece> {
-        let start = run.start.max(device);
-        let left = run.end.checked_sub(start).filter(|left| *left > 0)?;
-        let blocks = u64::from(run.end - run.start);
-        let block_bytes = run.bytes / blocks.max(1);
-        Some(Piece {
-            start,
-            end: run.end,
-            tier: run.tier,
-            locality,
-            bytes: block_bytes.saturating_mul(u64::from(left)),
-            cost: self.costs.load_cost(run.tier, locality, block_bytes),
-        })
+    /// What is left of these runs behind the first `device` blocks.
+    fn pieces(&self, runs: &[Run], device: u32, locality: Locality) -> Vec<Piece> {
+        // Asked once each: runs may be many, and what they cost must not change within an answer.
+        let mut asked: HashMap<(Tier, u64), LoadCost> = HashMap::new();
+        let mut cost = |tier, block_bytes| {
+            let ask = || self.costs.load_cost(tier, locality, block_bytes);
+            *asked.entry((tier, block_bytes)).or_insert_with(ask)
+        };
+        let piece = |run: &Run| {
+            let start = run.start.max(device);
+            let left = run.end.checked_sub(start).filter(|left| *left > 0)?;
+            let block_bytes = run.bytes / u64::from(run.end - run.start).max(1);
+            Some(Piece {
+                start,
+                end: run.end,
+                tier: run.tier,
+                locality,
+                bytes: block_bytes.saturating_mul(u64::from(left)),
+                cost: cost(run.tier, block_bytes),
+            })
+        };
+        runs.iter().filter_map(piece).collect()
     }
 }
 

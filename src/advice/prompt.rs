@@ -7,10 +7,15 @@ use kvstrata_tiers::{
     block::{HASH_BYTES_MIN, Hashes},
     error::{Error, Result},
     namespace::Namespace,
-    tier::Run,
+    tier::{Run, Tier},
 };
 
-use crate::{auth::Bearer, flow::count, node::Node};
+use crate::{
+    auth::Bearer,
+    flow::count,
+    node::Node,
+    schemes::{self, Lora, Scheme},
+};
 
 /// A prompt, by its hashes or by its tokens.
 #[derive(Debug, Clone)]
@@ -41,25 +46,10 @@ pub(crate) enum Among {
 pub(crate) enum Asked {
     /// The engine's own hashes, packed; `hash_bytes` of each, 0 for what the namespaces have.
     Hashes { packed: Bytes, hash_bytes: u32 },
-    /// Hashes of 64 bits, made in some way from those or from the tokens.
-    Hashes64 { scheme: Scheme, hashes: Vec<u64> },
+    /// Names of 64 bits by this scheme; `chained` if those of [`Scheme::Dynamo`] are sequence hashes.
+    Hashes64 { scheme: Scheme, chained: bool, hashes: Vec<u64> },
     /// Its tokens. A last block that is not full does not count.
     Tokens { tokens: Vec<u32>, lora_name: String, cache_salt: String },
-}
-
-/// How hashes of 64 bits are made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Scheme {
-    /// The last 8 bytes of the engine's, big-endian.
-    VllmU64,
-    /// Their first 8 bytes.
-    SglangI64,
-    /// Dynamo's, of the tokens of each block alone.
-    DynamoLocal,
-    /// Dynamo's, chained.
-    DynamoSequence,
-    /// The request keys of llm-d.
-    LlmD,
 }
 
 /// What was found of a prompt.
@@ -99,15 +89,6 @@ impl Prefix {
     }
 }
 
-/// The hashes of a prompt as one namespace has them.
-#[derive(Debug, Default)]
-struct Resolved {
-    /// The longest prefix whose hashes are known, packed.
-    packed: Bytes,
-    /// How many blocks were asked for.
-    asked: u32,
-}
-
 impl Node {
     /// Finds what the tenant's namespaces have of `prompt`.
     ///
@@ -116,20 +97,49 @@ impl Node {
     pub(super) fn find_prefixes(&self, bearer: &Bearer, prompt: &Prompt) -> Result<Found> {
         let namespaces = self.namespaces_of(bearer, prompt)?;
         check_agreement(&namespaces, &prompt.asked)?;
-        let mut known = 0;
-        let mut asked = None;
         let mut prefixes = Vec::with_capacity(namespaces.len());
+        let (mut asked, mut known, mut refused) = (None, 0, None);
         for namespace in namespaces {
-            let resolved = resolve(&namespace, &prompt.asked);
-            let blocks = resolved.packed.len() / namespace.hash_bytes();
-            known = known.max(count(blocks));
-            asked = asked.max(Some(resolved.asked));
-            let runs = self.runs_of(&namespace, &resolved.packed)?;
-            prefixes.push(Prefix { namespace, runs, hashes: resolved.packed });
+            asked = asked.max(Some(prompt.asked.blocks(&namespace)));
+            let hashes = match self.hashes_in(&namespace, &prompt.asked) {
+                Ok(hashes) => hashes,
+                Err(why) => {
+                    refused.get_or_insert(why);
+                    continue;
+                }
+            };
+            known = known.max(count(hashes.len() / namespace.hash_bytes()));
+            let runs = self.runs_of(&namespace, &hashes)?;
+            prefixes.push(Prefix { namespace, runs, hashes });
         }
-        let asked = asked.unwrap_or_else(|| prompt.asked.blocks(prompt.block_tokens));
+        // Nothing would be found, ever: a router that is not told so looks for it for long.
+        if let Some(why) = refused.filter(|_| prefixes.is_empty()) {
+            return Err(why);
+        }
+        let asked = asked.unwrap_or_else(|| {
+            prompt.asked.blocks_of(prompt.block_tokens, prompt.asked.hash_bytes())
+        });
         let total_blocks = total(prompt.total_blocks, asked)?;
         Ok(Found { total_blocks, unresolved_blocks: asked.saturating_sub(known), prefixes })
+    }
+
+    /// The hashes of the longest prefix of a prompt that are known in a namespace, packed.
+    fn hashes_in(&self, namespace: &Namespace, asked: &Asked) -> Result<Bytes> {
+        let hashes = match asked {
+            Asked::Hashes { packed, .. } => return Ok(packed.clone()),
+            Asked::Hashes64 { scheme, chained: true, hashes } => {
+                self.schemes.resolve_chained(namespace, *scheme, hashes)
+            }
+            Asked::Hashes64 { scheme, chained: false, hashes } => {
+                self.schemes.resolve(namespace, *scheme, hashes)
+            }
+            Asked::Tokens { tokens, lora_name, cache_salt } => {
+                let lora = (!lora_name.is_empty()).then_some(Lora { name: lora_name, path: "" });
+                let prompt = schemes::Prompt { tokens, lora, cache_salt };
+                self.schemes.engine_hashes(namespace, &prompt)
+            }
+        };
+        hashes.map(Bytes::from)
     }
 
     /// The longest prefix that any of the tenant's namespaces has, in blocks.
@@ -143,15 +153,20 @@ impl Node {
 
     fn namespaces_of(&self, bearer: &Bearer, prompt: &Prompt) -> Result<Vec<Arc<Namespace>>> {
         let mut namespaces = match &prompt.among {
-            Among::Namespace(id) => return Ok(vec![self.namespace(bearer, id)?]),
+            Among::Namespace(id) => vec![self.namespace(bearer, id)?],
             Among::Model(model) => self.namespaces.of_model(bearer.tenant(), model),
             Among::All => self.namespaces.of_tenant(bearer.tenant()),
         };
         let wanted = prompt.block_tokens;
         namespaces.retain(|namespace| wanted == 0 || namespace.block_tokens() == wanted);
-        if let Asked::Hashes { hash_bytes: wanted, .. } = &prompt.asked {
-            let wanted = usize::try_from(*wanted).unwrap_or(usize::MAX);
-            namespaces.retain(|namespace| wanted == 0 || namespace.hash_bytes() == wanted);
+        let wanted = prompt.asked.hash_bytes();
+        namespaces.retain(|namespace| wanted == 0 || namespace.hash_bytes() == wanted);
+        if namespaces.is_empty() && matches!(prompt.among, Among::Namespace(_)) {
+            return Err(Error::invalid(format!(
+                "prompt.block_tokens, prompt.hash_bytes: {} and {wanted} given, 0 or what the namespace \
+                 has required",
+                prompt.block_tokens
+            )));
         }
         Ok(namespaces)
     }
@@ -163,7 +178,8 @@ impl Node {
         }
         let answer = self.stack.peek(namespace, Hashes::new(packed, namespace.hash_bytes())?);
         let mut runs = answer.runs;
-        let readable = |run: &Run| !run.pending && self.can_load(run.tier);
+        let down: Vec<Tier> = Tier::ALL.into_iter().filter(|tier| !self.can_load(*tier)).collect();
+        let readable = |run: &Run| !run.pending && !down.contains(&run.tier);
         let end = runs.iter().position(|run| !readable(run)).unwrap_or(runs.len());
         runs.truncate(end);
         Ok(runs)
@@ -180,16 +196,26 @@ impl Asked {
         }
     }
 
-    /// Blocks that it has, of `block_tokens` tokens or of the hashes' length where that is known.
-    fn blocks(&self, block_tokens: u32) -> u32 {
+    /// The length of its hashes, if it says one.
+    fn hash_bytes(&self) -> usize {
         match self {
-            Self::Hashes { packed, hash_bytes } => {
-                let hash_bytes = usize::try_from(*hash_bytes).unwrap_or(0);
-                count(packed.len().checked_div(hash_bytes).unwrap_or(0))
-            }
+            Self::Hashes { hash_bytes, .. } => usize::try_from(*hash_bytes).unwrap_or(0),
+            Self::Hashes64 { .. } | Self::Tokens { .. } => 0,
+        }
+    }
+
+    /// How many blocks of a namespace it is.
+    fn blocks(&self, namespace: &Namespace) -> u32 {
+        self.blocks_of(namespace.block_tokens(), namespace.hash_bytes())
+    }
+
+    /// How many blocks it is, of so many tokens and with hashes of so many bytes; 0 if that is not known.
+    fn blocks_of(&self, block_tokens: u32, hash_bytes: usize) -> u32 {
+        let block_tokens = usize::try_from(block_tokens).unwrap_or(0);
+        match self {
+            Self::Hashes { packed, .. } => count(packed.len().checked_div(hash_bytes).unwrap_or(0)),
             Self::Hashes64 { hashes, .. } => count(hashes.len()),
             Self::Tokens { tokens, .. } => {
-                let block_tokens = usize::try_from(block_tokens).unwrap_or(0);
                 count(tokens.len().checked_div(block_tokens).unwrap_or(0))
             }
         }
@@ -231,16 +257,4 @@ fn total(given: u32, asked: u32) -> Result<u32> {
     Err(Error::invalid(format!(
         "prompt.total_blocks: {given} given, 0 or at least {asked} allowed, as there are hashes"
     )))
-}
-
-/// What the hashes of a prompt are in `namespace`.
-fn resolve(namespace: &Namespace, asked: &Asked) -> Resolved {
-    match asked {
-        Asked::Hashes { packed, .. } => {
-            Resolved { packed: packed.clone(), asked: count(packed.len() / namespace.hash_bytes()) }
-        }
-        Asked::Hashes64 { .. } | Asked::Tokens { .. } => {
-            Resolved { packed: Bytes::new(), asked: asked.blocks(namespace.block_tokens()) }
-        }
-    }
 }

@@ -269,6 +269,9 @@ async fn another_tenant_finds_nothing_and_is_told_what_everybody_is() {
     assert_eq!(refusals[0], refusals[1]);
     let own = setup.node.advise(&Bearer::anyone(), &question(by_id(&id))).await.unwrap();
     assert_eq!(own.prompts[0].0.prefixes[0].blocks(), 3);
+    let longer = question(Prompt { block_tokens: 32, ..by_id(&id) });
+    let refused = setup.node.advise(&Bearer::anyone(), &longer).await.unwrap_err();
+    assert!(refused.to_string().contains("prompt.block_tokens"), "{refused}");
 }
 
 #[tokio::test(start_paused = true)]

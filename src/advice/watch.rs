@@ -19,12 +19,12 @@ use kvstrata_tiers::{
 };
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::Scheme;
 use crate::{
     auth::Bearer,
     changes::{Change, Changed, Follower},
     limits::{RETRY_AFTER_COUNT, ROUTER_UPDATE_BLOCKS},
     node::Node,
+    schemes::Scheme,
 };
 
 /// What is watched.
@@ -99,7 +99,7 @@ impl Node {
         if let Range::Namespace(id) = &range {
             self.namespace(bearer, id)?;
         }
-        if let Some(Scheme::DynamoLocal | Scheme::DynamoSequence | Scheme::LlmD) = scheme {
+        if scheme.is_some_and(Scheme::is_of_tokens) {
             let text = "hash_scheme: one of tokens given; watch by NATIVE, VLLM_U64 or SGLANG_I64, or take \
                         the events that are published for such routers";
             return Err(Error::new(ErrorKind::Unsupported, text));
@@ -193,8 +193,10 @@ impl Watcher {
         });
         match self.scheme {
             None => Names::Own(hashes.flatten().copied().collect()),
-            Some(Scheme::SglangI64) => Names::Short(hashes.map(first).collect()),
-            Some(_) => Names::Short(hashes.map(last).collect()),
+            Some(scheme) => {
+                let name = |hash| scheme.of_hash(hash).unwrap_or_default();
+                Names::Short(hashes.map(name).collect())
+            }
         }
     }
 
@@ -226,12 +228,4 @@ fn moved(event: &TierEvent) -> Option<BlockKey> {
 fn bits(presence: [bool; 3]) -> u8 {
     let [dram, nvme, object] = presence.map(u8::from);
     dram | nvme << 1 | object << 2
-}
-
-fn first(hash: &[u8]) -> u64 {
-    hash.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
-}
-
-fn last(hash: &[u8]) -> u64 {
-    hash.last_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes))
 }

@@ -99,7 +99,7 @@ fn of_node(
 }
 
 fn of_tier(node: &Node, tier: Tier, usage: StoreUsage) -> wire::TierStats {
-    let (get_blocks, get_bytes) = node.metrics.delivered(flow::tier_label(tier));
+    let (get_blocks, get_bytes) = node.metrics.delivered(tier.into());
     wire::TierStats {
         tier: convert::tier(tier).into(),
         capacity_bytes: usage.capacity_bytes,

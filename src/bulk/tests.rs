@@ -49,13 +49,11 @@ const DEADLINE: u32 = 4;
 const CANCELLED: u32 = 1;
 const EXHAUSTED: u32 = 8;
 
-type Pins = Vec<kvstrata_tiers::stack::Pin>;
-
 /// A server with a namespace and a session.
 struct Stage {
     bulk: Arc<Bulk>,
     namespace: Arc<Namespace>,
-    session: SessionGuard<Pins>,
+    session: SessionGuard<Vec<kvstrata_tiers::stack::Pin>>,
 }
 
 /// The client's end of a connection.
@@ -103,9 +101,8 @@ impl Stage {
     fn connect(&self) -> Peer {
         let (theirs, ours) = tokio::io::duplex(PIPE_BYTES);
         let (from, to) = tokio::io::split(ours);
-        self.node()
-            .tasks
-            .spawn("bulk", connection::run(Arc::clone(&self.bulk), from, to, (Via::Network, None)));
+        let by = (Via::Network, None);
+        self.node().tasks.spawn("bulk", connection::run(Arc::clone(&self.bulk), from, to, by));
         let (from, to) = tokio::io::split(theirs);
         Peer { from: Input::new(Box::new(from)), to: Box::new(to) }
     }

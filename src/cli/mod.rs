@@ -9,10 +9,15 @@ pub mod plan;
 mod progress;
 pub mod put;
 pub mod replay;
+pub mod router;
+pub mod router_config;
 pub mod serve;
 pub mod settings;
+pub mod simulate;
 pub mod stats;
 mod stdout;
+mod svg;
+mod table;
 pub mod target;
 pub mod verify;
 
@@ -50,14 +55,20 @@ pub enum Command {
     Get(get::Args),
     /// Tell which tier holds each key.
     Lookup(lookup::Args),
+    /// Run a proxy that sends each prompt to the engine that needs least for it, until SIGTERM or SIGINT.
+    Router(router::Args),
     /// Show what a server holds and has done.
     Stats(stats::Args),
     /// Say what is wrong with a live setup, and what to do.
     Doctor(doctor::Args),
+    /// Print weights of tiers for a router's configuration, as measured on this node.
+    RouterConfig(router_config::Args),
     /// Drive a server with the requests of a trace and check every byte.
     Replay(replay::Args),
     /// Tell what caches of several sizes would hit on a trace.
     Plan(plan::Args),
+    /// Compare ways to route the requests of a trace.
+    Simulate(simulate::Args),
     /// Check an nvme tier's directory, offline.
     Verify(verify::Args),
     /// Give the packs of a node that is gone to the nodes that are left.
@@ -111,10 +122,13 @@ pub async fn run() -> ExitCode {
         Command::Put(args) => put::run(args).await.map_err(Failure::from),
         Command::Get(args) => get::run(args).await.map_err(Failure::from),
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
+        Command::Router(args) => router::run(args).await,
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Doctor(args) => doctor::run(args).await,
+        Command::RouterConfig(args) => router_config::run(args).await.map_err(Failure::from),
         Command::Replay(args) => Box::pin(replay::run(args)).await.map_err(Failure::from),
         Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args).map_err(Failure::from),
         Command::Verify(args) => verify::run(args).await.map_err(Failure::from),
         Command::Adopt(args) => adopt::run(args).await,
         Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::from),

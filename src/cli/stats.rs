@@ -7,7 +7,10 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 
 use super::{stdout, target::Server};
 use crate::{
-    client::{Stats, TierTotals},
+    client::{
+        Stats, TierTotals,
+        router::messages::{TierCost, WatchTiersRequest},
+    },
     numbers::{count, percent},
     sim::ratio,
 };
@@ -38,13 +41,16 @@ pub struct Args {
 /// # Cancel safety
 /// Safe: it changes nothing.
 pub async fn run(args: Args) -> Result<()> {
-    let stats = args.server.connect().await?.stats().await?;
+    let client = args.server.connect().await?;
+    let stats = client.stats().await?;
     let text = if args.json {
         let text = serde_json::to_string_pretty(&stats);
         text.map_err(|error| Error::new(ErrorKind::Internal, "write JSON").because(error))? + "\n"
     } else {
         let mut text = String::new();
-        write!(text, "{}", Table(&stats))
+        let ask = WatchTiersRequest::default();
+        let loads = client.router_watch_tiers(ask).await?.next().await?.tiers;
+        write!(text, "{}", Table(&stats, &loads))
             .map_err(|error| Error::new(ErrorKind::Internal, "write text").because(error))?;
         text
     };
@@ -52,7 +58,7 @@ pub async fn run(args: Args) -> Result<()> {
 }
 
 /// The stats as people read them.
-struct Table<'a>(&'a Stats);
+struct Table<'a>(&'a Stats, &'a [TierCost]);
 
 impl Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -64,6 +70,7 @@ impl Display for Table<'_> {
             writeln!(f, "WARNING: {warning}")?;
         }
         write_tiers(f, stats)?;
+        write_loads(f, self.1)?;
         write_counts(f, stats)?;
         write_namespaces(f, stats)
     }
@@ -86,6 +93,38 @@ fn write_tiers(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
             count(tier.blocks),
             count(tier.evicted_blocks),
             count(tier.get_blocks),
+        )?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes, to be read")]
+fn whole(bytes: f64) -> u64 {
+    bytes as u64
+}
+
+/// What loading costs now, where it was measured.
+fn write_loads(f: &mut fmt::Formatter<'_>, loads: &[TierCost]) -> fmt::Result {
+    let measured: Vec<_> = loads.iter().filter(|cost| !cost.assumed).collect();
+    if measured.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        f,
+        "\n{:<8}{:>16}{:>14}{:>12}{:>12}  state",
+        "loads", "to", "a second", "setup", "queue"
+    )?;
+    for cost in measured {
+        let plain = |name: &str, prefix| name.trim_start_matches(prefix).to_lowercase();
+        writeln!(
+            f,
+            "{:<8}{:>16}{:>14}{:>12}{:>12}  {}",
+            plain(cost.tier().as_str_name(), "TIER_"),
+            plain(cost.locality().as_str_name(), "LOCALITY_"),
+            ByteSize(whole(cost.bandwidth)).to_string(),
+            format!("{:.2} ms", cost.setup_ms),
+            format!("{:.2} ms", cost.queue_ms),
+            plain(cost.state().as_str_name(), "TIER_STATE_"),
         )?;
     }
     Ok(())

@@ -74,13 +74,13 @@ impl FromStr for EventSource {
 
     fn from_str(text: &str) -> Result<Self, BadSources> {
         let mut items = text.split(',').map(str::trim);
-        let publisher = endpoint(items.next().unwrap_or_default()).ok_or(BadSources)?;
+        let publisher = tcp_address(items.next().unwrap_or_default()).ok_or(BadSources)?;
         let (mut replay, mut model) = (None, None);
         let (mut tenant, mut engine) = (ONLY_TENANT.to_owned(), "vllm".to_owned());
         for item in items {
             match item.split_once('=') {
                 Some((_, "")) | None => return Err(BadSources),
-                Some(("replay", value)) => replay = Some(endpoint(value).ok_or(BadSources)?),
+                Some(("replay", value)) => replay = Some(tcp_address(value).ok_or(BadSources)?),
                 Some(("model", value)) => model = Some(value.to_owned()),
                 Some(("tenant", value)) => value.clone_into(&mut tenant),
                 Some(("engine", value)) => value.clone_into(&mut engine),
@@ -91,8 +91,8 @@ impl FromStr for EventSource {
     }
 }
 
-/// The `host:port` of an address that can be connected to.
-pub(super) fn endpoint(text: &str) -> Option<String> {
+/// The `host:port` of a `tcp://host:port` that can be connected to.
+pub(crate) fn tcp_address(text: &str) -> Option<String> {
     let address = text.strip_prefix(SCHEME)?;
     let (host, port) = address.rsplit_once(':')?;
     let known = !host.is_empty() && host != "*" && port.parse::<u16>().is_ok_and(|port| port != 0);

@@ -20,6 +20,7 @@ mod validate;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+pub(crate) use events::tcp_address;
 pub use events::{EventSource, EventSources, Events};
 pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
 pub use nvme::{Nvme, NvmeEngine, NvmePlan, NvmeSpace};

@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 
 use kvstrata_tiers::tier::Tier;
 
-use super::events::{SCHEME, endpoint};
+use super::events::{SCHEME, tcp_address};
 use crate::{auth::ONLY_TENANT, limits::PUBLISH_TARGETS_MAX};
 
 /// From how many blocks on a chain is announced on each tier by default, hot to cold: what is in memory or on
@@ -96,7 +96,7 @@ impl FromStr for EventTarget {
         let router = match *first {
             ("dynamo", url) => Router::Dynamo { listen: address(url)?, replay: None, rank: 0 },
             ("llm-d", url) => {
-                let connect = endpoint(url).ok_or(BadTargets)?;
+                let connect = tcp_address(url).ok_or(BadTargets)?;
                 Router::LlmD { connect, pod: None, array: false }
             }
             _ => return Err(BadTargets),

@@ -8,7 +8,7 @@ use std::{
 use kvstrata_tiers::tier::Tier;
 
 use super::{Costs, JUDGED_BYTES_MIN, Locality, Via, at};
-use crate::{flow::tier_label, limits::SHM_PINNED_BYTES_MAX, metrics::Judge};
+use crate::{limits::SHM_PINNED_BYTES_MAX, metrics::Judge};
 
 /// What all loads have yet to load.
 #[derive(Debug, Default)]
@@ -90,17 +90,17 @@ impl Costs {
 }
 
 impl Load {
-    fn share(&mut self, tier: Tier) -> &mut Share {
-        at(self.shares.each_mut(), tier)
-    }
-
-    /// Bytes of a tier are there.
-    pub(crate) fn came(&mut self, tier: Tier, bytes: u64) {
-        let share = self.share(tier);
-        let came = bytes.min(share.left);
-        share.left -= came;
-        let is_last = came > 0 && share.left == 0;
-        self.costs.shared.planned.sub(tier, came, is_last);
+    /// Bytes of a tier are there. If it was to have fewer, somebody else has brought them there meanwhile,
+    /// from a colder one.
+    pub(crate) fn came(&mut self, tier: Tier, mut bytes: u64) {
+        for from in Tier::ALL.into_iter().filter(|from| *from >= tier) {
+            let share = at(self.shares.each_mut(), from);
+            let came = bytes.min(share.left);
+            share.left -= came;
+            bytes -= came;
+            let is_last = came > 0 && share.left == 0;
+            self.costs.shared.planned.sub(from, came, is_last);
+        }
         self.costs.tell();
     }
 
@@ -116,16 +116,16 @@ impl Load {
         }
     }
 
-    /// All that was to come from a tier has come within this time, without anything before it that took
-    /// a while: compares that with the estimate.
-    pub(crate) fn took(&self, tier: Tier, elapsed: Duration) {
+    /// So much has come from a tier within this time, without anything before it that took a while: if
+    /// that is all that was to come, compares it with the estimate.
+    pub(crate) fn took(&self, tier: Tier, came: u64, elapsed: Duration) {
         let Share { bytes, left, queued, predicted } = at(self.shares, tier);
-        if bytes < JUDGED_BYTES_MIN || left > 0 || elapsed.is_zero() {
+        if bytes < JUDGED_BYTES_MIN || (came, left) != (bytes, 0) || elapsed.is_zero() {
             return;
         }
         let Costs { shared } = &self.costs;
         let actual = elapsed.as_secs_f64();
-        shared.metrics.record(tier_label(tier), Judge::Node, predicted.as_secs_f64() / actual);
+        shared.metrics.record(tier.into(), Judge::Node, predicted.as_secs_f64() / actual);
         // While a device changes, its bandwidth is what is wrong.
         if shared.stack.pace(tier).is_some_and(|device| device.is_settled) {
             let expected = self.costs.pair(tier, self.locality).secs(queued, bytes);

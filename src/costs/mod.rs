@@ -44,10 +44,9 @@ use tokio::{
 pub(crate) use self::load::Load;
 use self::{bias::Biases, load::Planned, path::Paths, reservations::Reservations};
 use crate::{
-    flow::tier_label,
     id::ReservationId,
     limits::{COSTS_INTERVAL, COSTS_SILENCE},
-    metrics::{CostMetrics, Judge},
+    metrics::{CostMetrics, Judge, TierStateLabel},
     score::LoadCost,
 };
 
@@ -312,6 +311,19 @@ impl Costs {
         duration(self.pair(tier, locality).secs(self.queued(tier), bytes))
     }
 
+    /// Shows in the metrics how the tiers are.
+    pub fn show(&self) {
+        let all = self.snapshot().into_iter().filter(|cost| cost.locality == Locality::SameNode);
+        for TierCost { tier, queued_bytes, bandwidth, state, .. } in all {
+            let state = match state {
+                TierState::Ok => TierStateLabel::Ok,
+                TierState::Degraded => TierStateLabel::Degraded,
+                TierState::Down => TierStateLabel::Down,
+            };
+            self.shared.metrics.show(tier.into(), queued_bytes, bandwidth, state);
+        }
+    }
+
     /// How the device of a tier is.
     #[must_use]
     pub fn state(&self, tier: Tier) -> TierState {
@@ -362,7 +374,7 @@ impl Costs {
             return false;
         }
         let ratio = predicted.as_secs_f64() / actual.as_secs_f64();
-        self.shared.metrics.record(tier_label(tier), Judge::Report, ratio);
+        self.shared.metrics.record(tier.into(), Judge::Report, ratio);
         if bytes >= JUDGED_BYTES_MIN {
             self.shared.biases.lock().report((tier, locality), 1.0 / ratio);
             self.tell();
@@ -377,7 +389,7 @@ impl Costs {
     }
 
     fn has_tier(&self, tier: Tier) -> bool {
-        tier == Tier::Dram || self.shared.stack.has_tier(tier)
+        self.shared.stack.has_tier(tier)
     }
 
     /// Bytes that a new load from a tier comes behind.

@@ -51,8 +51,9 @@ impl Paths {
 mod tests {
     use super::*;
 
-    fn millis_for_a_gigabyte(paths: &Paths) -> [u64; 4] {
-        Locality::ALL.map(|locality| (paths.cost(locality).byte * 1e12).round() as u64)
+    fn millis_for_a_gigabyte(paths: &Paths) -> [u128; 4] {
+        let secs = |locality| paths.cost(locality).byte * 1e9;
+        Locality::ALL.map(|locality| Duration::from_secs_f64(secs(locality)).as_millis())
     }
 
     #[tokio::test(start_paused = true)]

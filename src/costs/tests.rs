@@ -13,6 +13,8 @@ use crate::{
     metrics::TierLabel,
 };
 
+mod live;
+
 const MIB: u64 = 1 << 20;
 const NEAR: Locality = Locality::SameNode;
 
@@ -159,7 +161,7 @@ async fn loads_that_take_longer_than_foretold_are_foretold_to_and_a_slow_path_is
     // Nothing was measured of the device: what is wrong is not the bias.
     let mut load = costs.begin("t", NEAR, [0, bytes, 0]);
     load.came(Tier::Nvme, bytes);
-    load.took(Tier::Nvme, foretold * 2);
+    load.took(Tier::Nvme, bytes, foretold * 2);
     assert_eq!(costs.estimate(Tier::Nvme, NEAR, bytes), foretold);
     assert_eq!(metrics.count(TierLabel::Nvme, Judge::Node), 1);
     let path = costs.begin("t", Locality::SameZone, [bytes, 0, 0]);

@@ -87,9 +87,9 @@ impl Delivered {
         }
     }
 
-    /// A block has come, which took so long, and of which so many bytes are delivered.
-    pub(crate) fn block(&mut self, tier: Tier, bytes: u64, took: Duration) {
-        self.load.came(tier, bytes);
+    /// A block has come, which took so long: so many bytes of it are delivered, and so many loaded.
+    pub(crate) fn block(&mut self, tier: Tier, (bytes, whole): (u64, u64), took: Duration) {
+        self.load.came(tier, whole);
         if tier == Tier::Dram && took >= WAITED_MIN {
             return self.gap();
         }
@@ -123,7 +123,7 @@ impl Delivered {
         self.end();
         for (tier, total) in [Tier::Nvme, Tier::Object].into_iter().zip(self.totals) {
             if !self.has_gap && total.before <= total.bytes / BEFORE_DIVISOR {
-                self.load.took(tier, total.elapsed);
+                self.load.took(tier, total.bytes, total.elapsed);
             }
         }
     }
@@ -198,7 +198,7 @@ mod tests {
     async fn blocks(delivered: &mut Delivered, tier: Tier, count: u64, each: Duration) {
         for _ in 0..count {
             sleep(each).await;
-            delivered.block(tier, MIB, Duration::ZERO);
+            delivered.block(tier, (MIB, MIB), Duration::ZERO);
         }
     }
 
@@ -225,9 +225,9 @@ mod tests {
         }
         blocks(&mut delivered, Tier::Object, 3, millis(5)).await;
         assert_eq!(judged(&metrics), [0; 3]);
-        let [nvme, object] = delivered.totals;
+        let [nvme, _object] = delivered.totals;
         assert!((millis(50)..=millis(150)).contains(&nvme.elapsed), "{nvme:?}");
-        assert_eq!((nvme.bytes, object.bytes), (10 * MIB, 0), "the last run has not ended");
+        assert_eq!((nvme.bytes, nvme.before), (10 * MIB, MIB));
         delivered.finish();
         assert_eq!(judged(&metrics), [0, 1, 0]);
     }
@@ -246,9 +246,9 @@ mod tests {
         let (costs, metrics, mut delivered) = delivered([100, 100, 0]);
         let before = Tier::ALL.map(|tier| estimate(&costs, tier));
         sleep(millis(100)).await;
-        delivered.block(Tier::Dram, MIB - 1, Duration::ZERO);
+        delivered.block(Tier::Dram, (MIB - 1, MIB), Duration::ZERO);
         sleep(millis(100)).await;
-        delivered.block(Tier::Dram, 50 * MIB, millis(100));
+        delivered.block(Tier::Dram, (50 * MIB, 50 * MIB), millis(100));
         sleep(millis(100)).await;
         delivered.gap();
         blocks(&mut delivered, Tier::Nvme, 100, millis(10)).await;
@@ -274,6 +274,12 @@ mod tests {
         assert_eq!(waiting(&costs), (0, 0));
         drop(delivered);
         assert_eq!(waiting(&costs), (0, 0));
+        let mut load = costs.begin("t", Locality::SameNode, [MIB, 5 * MIB, MIB]);
+        load.came(Tier::Dram, 3 * MIB);
+        assert_eq!(waiting(&costs), (3, 1), "others have brought it to dram meanwhile");
+        load.came(Tier::Dram, 5 * MIB);
+        assert_eq!(waiting(&costs), (0, 0));
+        drop(load);
         let load = costs.begin("t", Locality::Remote, [0, MIB, 0]);
         assert_eq!(waiting(&costs), (1, 1));
         drop(load);

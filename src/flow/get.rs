@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use super::{
     Delivered,
     ahead::{Ahead, Load, Loads},
-    count, period, tier_label,
+    count, period,
 };
 use crate::{
     auth::Bearer,
@@ -101,7 +101,12 @@ impl GetFlow {
             node.session(bearer, session)?;
             node.leases.check(session, lease)?;
         }
-        let bytes = node.stack.bytes_by_tier(&namespace, hashes);
+        // Each rank reads its part of a block: together they load it once.
+        let loads = ask.parts.is_empty() || ask.parts.contains(&0);
+        let bytes = match loads {
+            true => node.stack.bytes_by_tier(&namespace, hashes),
+            false => [0; 3],
+        };
         let locality = node.locality_of(&namespace, ask.via);
         let load = node.costs.begin(bearer.tenant(), locality, bytes);
         let touch_from = ask.lease.is_none().then_some(0);
@@ -200,8 +205,9 @@ impl GetFlow {
         let Ready { block, elapsed, .. } = ready;
         let lengths = self.parts.iter().filter_map(|part| block.part_len(*part));
         let bytes = u64::try_from(lengths.sum::<usize>()).unwrap_or(u64::MAX);
-        self.delivered.block(block.tier(), bytes, *elapsed);
-        self.metrics.record_get(tier_label(block.tier()), bytes, *elapsed);
+        let whole = u64::try_from(block.len()).unwrap_or(u64::MAX);
+        self.delivered.block(block.tier(), (bytes, whole), *elapsed);
+        self.metrics.record_get(block.tier().into(), bytes, *elapsed);
     }
 
     /// Takes a block that is not right out of use; returns the miss that it is instead.

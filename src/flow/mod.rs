@@ -17,18 +17,7 @@ pub(crate) use get::{GetAsk, GetFlow, Ready, Step};
 pub(crate) use prefetch::Prefetched;
 pub(crate) use put::{GivenUp, PutAsk, PutFlow, Results, parent};
 
-use kvstrata_tiers::{
-    error::{Error, Result},
-    tier::Tier,
-};
-
-use crate::metrics::TierLabel;
-
-/// A tier in metrics.
-#[must_use]
-pub(crate) fn tier_label(tier: Tier) -> TierLabel {
-    tier.into()
-}
+use kvstrata_tiers::error::{Error, Result};
 
 /// A count on the wire; counts are bounded far below.
 #[must_use]

@@ -2,11 +2,14 @@
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{family::Family, histogram::Histogram},
-    registry::Registry,
+    metrics::{family::Family, gauge::Gauge, histogram::Histogram},
+    registry::{Registry, Unit},
 };
 
-use super::labels::{Judge, TierLabel};
+use super::{
+    ByTier,
+    labels::{Judge, TierLabel, TierStateLabel},
+};
 
 /// Upper bounds for predicted over actual: fine around 1, where it should be.
 const RATIOS: [f64; 15] = [
@@ -21,10 +24,19 @@ struct ByEstimate {
     by: Judge,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByState {
+    tier: TierLabel,
+    state: TierStateLabel,
+}
+
 /// See the module; clones share the families.
 #[derive(Debug, Clone)]
 pub struct CostMetrics {
     ratios: Family<ByEstimate, Histogram>,
+    queued_bytes: Family<ByTier, Gauge>,
+    rates: Family<ByTier, Gauge>,
+    states: Family<ByState, Gauge>,
 }
 
 impl CostMetrics {
@@ -37,12 +49,42 @@ impl CostMetrics {
             "Load times that were estimated over those that they took",
             ratios.clone(),
         );
+        let (queued_bytes, rates, states) =
+            (Family::default(), Family::default(), Family::default());
+        registry.register_with_unit(
+            "tier_queued",
+            "What gets and prefetches have yet to load from a tier, and what is reserved",
+            Unit::Bytes,
+            Family::clone(&queued_bytes),
+        );
+        registry.register(
+            "tier_load_bytes_per_second",
+            "What loads by engines on this host achieve; assumed before anything was measured",
+            Family::clone(&rates),
+        );
+        registry.register(
+            "tier_state",
+            "1 for the state that the device of a tier is in",
+            Family::clone(&states),
+        );
         for &tier in TierLabel::ALL {
             for &by in Judge::ALL {
                 drop(ratios.get_or_create(&ByEstimate { tier, by }));
             }
         }
-        Self { ratios }
+        Self { ratios, queued_bytes, rates, states }
+    }
+
+    /// Shows how a tier is.
+    pub fn show(&self, tier: TierLabel, queued: u64, bytes_per_second: f64, is: TierStateLabel) {
+        let gauge = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        self.queued_bytes.get_or_create(&ByTier { tier }).set(gauge(queued));
+        #[expect(clippy::cast_possible_truncation, reason = "a rate for people; casts saturate")]
+        self.rates.get_or_create(&ByTier { tier }).set(bytes_per_second as i64);
+        for &state in TierStateLabel::ALL {
+            let series = ByState { tier, state };
+            self.states.get_or_create(&series).set(i64::from(state == is));
+        }
     }
 
     /// Records an estimate: predicted over actual.

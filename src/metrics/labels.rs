@@ -281,6 +281,18 @@ label_values! {
 }
 
 label_values! {
+    /// How the device of a tier is.
+    TierStateLabel {
+        /// As usual.
+        Ok = "ok",
+        /// Far slower than it was.
+        Degraded = "degraded",
+        /// Nothing can be read.
+        Down = "down",
+    }
+}
+
+label_values! {
     /// A kind of router that is told where blocks are.
     RouterLabel {
         /// Dynamo.

@@ -7,7 +7,6 @@ use tokio::{
     task::yield_now,
     time::{Instant, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     changes::{Change, Changed},
@@ -19,9 +18,12 @@ const TURN_KEYS: usize = 128;
 /// How long after a shard was told anew all that is held is asked for: the other shards come with it.
 const PRUNE_DELAY: Duration = Duration::from_secs(2);
 
-/// Follows until `stop`.
-pub(crate) async fn follow(node: Arc<Node>, stop: CancellationToken) {
-    stop.run_until_cancelled(follow_all(&node)).await.unwrap_or_default();
+/// Follows until the tasks of the node should end.
+pub(crate) fn start(node: &Arc<Node>) {
+    let (followed, stop) = (Arc::clone(node), node.tasks.stop_token());
+    node.tasks.spawn_critical("schemes", async move {
+        stop.run_until_cancelled(follow_all(&followed)).await.unwrap_or_default();
+    });
 }
 
 async fn follow_all(node: &Node) {

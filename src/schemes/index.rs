@@ -47,9 +47,11 @@ struct Shared {
     metrics: SchemeMetrics,
 }
 
+/// A namespace that was opened; most have no tables.
 #[derive(Debug)]
 struct Indexed {
     namespace: Arc<Namespace>,
+    /// Finding out which root it is takes a thousand hashes.
     algorithm: Option<Algorithm>,
     tables: Vec<(Scheme, Arc<RwLock<Table>>)>,
 }
@@ -92,7 +94,8 @@ impl Schemes {
         let mut namespaces = self.shared.namespaces.write();
         let known = namespaces.get(&namespace.index()).cloned();
         let has = known.iter().flat_map(|known| &known.tables).map(|(scheme, _)| *scheme);
-        if has.eq(wanted.iter().copied()) {
+        let is_news = !has.eq(wanted.iter().copied());
+        if known.is_some() && !is_news {
             return;
         }
         let algorithm = Algorithm::of(identity);
@@ -108,7 +111,14 @@ impl Schemes {
         let indexed = Indexed { namespace: Arc::clone(namespace), algorithm, tables };
         namespaces.insert(namespace.index(), Arc::new(indexed));
         drop(namespaces);
-        self.shared.wanted.notify_one();
+        if is_news {
+            self.shared.wanted.notify_one();
+        }
+    }
+
+    /// As [`opened`](Self::opened), of all that there are: some may have been found on the disk.
+    pub fn opened_all(&self, namespaces: &NamespaceTable) {
+        namespaces.list().iter().for_each(|namespace| self.opened(namespace));
     }
 
     /// The engine's hashes, packed, of the longest prefix of `names` that is known.

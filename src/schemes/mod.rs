@@ -24,7 +24,7 @@ mod table;
 pub mod vllm;
 
 pub use algorithm::Algorithm;
-pub(crate) use follow::follow;
+pub(crate) use follow::start;
 pub use index::Schemes;
 pub use scheme::{Scheme, checked};
 

@@ -41,7 +41,7 @@ impl Scheme {
     }
 
     /// The name that a block has by its hash; none in a scheme of tokens.
-    pub(super) fn of_hash(self, hash: &[u8]) -> Option<u64> {
+    pub(crate) fn of_hash(self, hash: &[u8]) -> Option<u64> {
         match self {
             Self::VllmU64 => vllm::event_hash(hash),
             Self::SglangI64 => sglang::event_hash(hash),

@@ -23,8 +23,10 @@ use super::{Algorithm, Lora, Prompt, Scheme};
 /// Memory that a block takes in a table of parts of hashes, at most: a pair of 40 bytes in a hash table that
 /// has just grown.
 const PART_BYTES: u64 = 96;
-/// The same in a table of names of tokens: its name, its place, and what waits for it.
-const TOKENS_BYTES: u64 = 320;
+/// The same in a table of names of tokens: its place, and its name, or that it waits for another one's.
+const TOKENS_BYTES: u64 = 384;
+/// Bytes of a hash on the heap.
+const HASH_BYTES: usize = 48;
 
 /// What the map says of a block.
 #[derive(Debug)]
@@ -159,8 +161,9 @@ impl Table {
         fn of<K, V>(map: &HashMap<K, V>) -> usize {
             (map.capacity() * 8).div_ceil(7) * (size_of::<(K, V)>() + 1)
         }
-        let waiting: usize = self.waiting.values().map(|list| list.capacity() * 32).sum();
-        of(&self.names) + of(&self.places) + of(&self.waiting) + waiting
+        // Each that waits is in a list, and has the one that it waits for at its place.
+        let waiting: usize = self.waiting.values().map(|list| list.capacity() + list.len()).sum();
+        of(&self.names) + of(&self.places) + of(&self.waiting) + waiting * HASH_BYTES
     }
 
     /// All blocks in it.
@@ -245,7 +248,8 @@ impl Table {
                 true
             }
             Place::Waits(parent) => {
-                self.waiting.entry(**parent).or_default().push(hash);
+                let list = self.waiting.entry(**parent).or_insert_with(|| Vec::with_capacity(1));
+                list.push(hash);
                 false
             }
             Place::Unlike => {

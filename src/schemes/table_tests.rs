@@ -170,6 +170,38 @@ fn what_is_over_is_counted_and_fits_when_others_have_gone() {
 }
 
 #[test]
+fn memory_is_no_more_than_the_room_counts() {
+    let hash = |number: u64| {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&number.to_be_bytes());
+        bytes[24..].copy_from_slice(&number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes());
+        BlockHash::from_array(bytes)
+    };
+    let said = |number: u64, waits: bool| Description {
+        parent: waits.then(|| hash(number + (1 << 40))),
+        position: u32::from(waits),
+        tokens: [number as u32; BLOCK_TOKENS].to_vec(),
+        lora_name: "adapter".to_owned(),
+    };
+    for (scheme, waits, per_block) in [
+        (Scheme::VllmU64, false, PART_BYTES),
+        (Scheme::Dynamo, false, TOKENS_BYTES),
+        (Scheme::Dynamo, true, TOKENS_BYTES),
+    ] {
+        let mut table = table_of(scheme, u64::MAX);
+        for number in 0..60_000 {
+            let map = Map([(hash(number), Some(said(number, waits)))].into());
+            table.refresh(hash(number), &map);
+            let (len, bytes) = (table.len() as u64, table.bytes() as u64);
+            // Small ones are mostly what they will grow into.
+            let is_checked = len > 100 && (len.is_power_of_two() || len % 7_168 < 3);
+            assert!(!is_checked || bytes <= len * per_block, "{scheme:?}: {bytes} for {len}");
+        }
+        assert_eq!(table.len(), 60_000);
+    }
+}
+
+#[test]
 fn descriptions_that_cannot_be_right_give_no_name() {
     let tokens = tokens(2, 1);
     let chain = chain(&tokens, "");

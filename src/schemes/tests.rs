@@ -28,11 +28,11 @@ impl Drop for Following {
     }
 }
 
-fn start() -> Following {
+fn following() -> Following {
     let (node, stop) = (Arc::new(node(Vec::new())), CancellationToken::new());
     let (changes, ends) = (node.changes.clone(), stop.clone());
     node.tasks.spawn("changes", async move { changes.run(ends).await });
-    node.tasks.spawn("schemes", follow(Arc::clone(&node), stop.clone()));
+    start(&node);
     Following { node, stop }
 }
 
@@ -117,7 +117,7 @@ fn short(packed: &[u8]) -> Vec<u64> {
 
 #[tokio::test(start_paused = true)]
 async fn names_follow_what_is_put_described_and_removed() {
-    let following = start();
+    let following = following();
     let namespace = following.open(&[Scheme::VllmU64, Scheme::Dynamo, Scheme::LlmD]);
     let tokens: Vec<u32> = (1..=40).collect();
     let packed = following.put(&namespace, &tokens);
@@ -153,7 +153,7 @@ async fn names_follow_what_is_put_described_and_removed() {
 
 #[tokio::test(start_paused = true)]
 async fn what_was_there_before_the_wish_gets_names_and_a_scheme_without_wish_is_refused() {
-    let following = start();
+    let following = following();
     let namespace = following.open(&[]);
     let tokens: Vec<u32> = (1..=40).collect();
     let packed = following.put(&namespace, &tokens);
@@ -176,7 +176,7 @@ async fn what_was_there_before_the_wish_gets_names_and_a_scheme_without_wish_is_
 
 #[tokio::test(start_paused = true)]
 async fn what_has_left_while_nobody_was_told_is_pruned() {
-    let following = start();
+    let following = following();
     let namespace = following.open(&[Scheme::VllmU64]);
     let tokens: Vec<u32> = (1..=40).collect();
     let packed = following.put(&namespace, &tokens);
@@ -194,7 +194,7 @@ async fn what_has_left_while_nobody_was_told_is_pruned() {
 
 #[tokio::test(start_paused = true)]
 async fn tokens_lead_to_hashes_by_the_algorithm_or_by_what_was_described() {
-    let following = start();
+    let following = following();
     let namespace = following.open(&[]);
     let tokens: Vec<u32> = (1..=42).collect();
     let schemes = &following.node.schemes;

@@ -13,8 +13,10 @@
 //! Capacities are in blocks. A simulation keeps four bytes for each distinct block of the trace and
 //! the policy's own memory for each resident one; it never expands the trace's runs.
 
+pub mod cluster;
 mod opt;
 mod price;
+mod spread;
 mod sweep;
 mod tier;
 

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_old_counts_half_after_two_seconds() {
+    async fn what_is_old_counts_half_every_two_seconds_once_there_is_something_new() {
         let mut rate = Rate::default();
         for _ in 0..1000 {
             transfer(&mut rate, 50_000_000, 2e9).await;
@@ -185,7 +185,7 @@ mod tests {
         assert!((0.999..1.001).contains(&accuracy(&rate, 2e9)), "nothing fades by itself");
         transfer(&mut rate, 10_000_000, 1.6e9).await;
         let (at_once, later) = (accuracy(&fresh, 1.6e9), accuracy(&rate, 1.6e9));
-        assert!(at_once < 0.82 && later > 0.9, "{at_once} and {later} of what the new one says");
+        assert!(at_once < 0.82 && later > 0.88, "{at_once} and {later} of what the new one says");
     }
 
     #[tokio::test(start_paused = true)]

@@ -407,21 +407,6 @@ impl Stack {
         self.shared.remove(namespace, hashes).await
     }
 
-    /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
-    ///
-    /// # Errors
-    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block, if the
-    /// positions go beyond 32 bits, or for a name of more than 1024 bytes.
-    pub fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
-        self.shared.describe(namespace, chain)
-    }
-
-    /// What was described of a block.
-    #[must_use]
-    pub fn description(&self, namespace: &Namespace, hash: BlockHash) -> Option<Description> {
-        self.shared.description(namespace, hash)
-    }
-
     /// Says which blocks are in dram and which would have to be loaded; the caller loads them.
     #[must_use]
     pub fn prefetch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Prefetch {
@@ -436,7 +421,6 @@ impl Stack {
     }
 
     /// What the device of a colder tier does now; none of dram, and of a tier that is not there.
-    #[must_use]
     pub fn pace(&self, tier: Tier) -> Option<DevicePace> {
         self.has_tier(tier).then(|| self.shared.costs.pace(tier))?
     }

@@ -34,8 +34,9 @@ class Identity:
     lora: bytes | None = None
     cache_salt: bytes | None = None
 
-    def open(self, client: Client, settings: Settings) -> Namespace:
-        """Declares it to the server. Raises a `kvstrata.Error`."""
+    def open(self, client: Client, settings: Settings | None = None) -> Namespace:
+        """Declares it to the server, with what `settings` wish. Raises a `kvstrata.Error`."""
+        settings = settings or Settings()
         return client.open_namespace(
             model=self.model,
             engine=self.engine,
@@ -65,8 +66,9 @@ class Opaque:
     name: str
     bytes_max: int = 0
 
-    def open(self, client: Client, settings: Settings) -> Namespace:
+    def open(self, client: Client, settings: Settings | None = None) -> Namespace:
         """Declares it to the server. Raises a `kvstrata.Error`."""
+        settings = settings or Settings()
         if settings.keep_tokens:
             raise InvalidError("keep_tokens: given, but nobody tells the tokens of these keys")
         if settings.hash_schemes:

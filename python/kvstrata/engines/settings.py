@@ -39,8 +39,8 @@ class Settings:
     - `store_timeout`: seconds for a store, 30: its memory is the engine's until it has ended.
     - `hash_schemes`: other names by which routers may ask for blocks: a list of `vllm_u64`,
       `sglang_i64`, `dynamo`, `llm_d`. Default none, because they take memory of the server.
-    - `keep_tokens`: whether the server keeps token ids that it is told of blocks (they are prompts),
-      which event publishers need. Default: if `dynamo` or `llm_d` is among the schemes.
+    - `keep_tokens`: whether the server keeps token ids that it is told, which are prompts;
+      event publishers need them. Default: if `dynamo` or `llm_d` is among the schemes.
     """
 
     endpoint: str = "127.0.0.1:9400"

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvstrata_tiers::block::{BlockHash, HASH_BYTES_MAX};
 
 use super::*;
-use crate::{advice::watch::Watcher, limits::ROUTER_WATCHERS_MAX};
+use crate::{advice::watch::Watcher, limits::ROUTER_WATCHERS_MAX, schemes::Scheme};
 
 /// What somebody knows who does as updates say.
 #[derive(Debug, Default)]

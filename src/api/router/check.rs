@@ -12,10 +12,11 @@ use serde::{Deserialize, Serialize};
 
 use super::RouterService;
 use crate::{
-    advice::{Among, Asked, Prompt, Scheme},
+    advice::{Among, Asked, Prompt},
     auth::Bearer,
     limits::LOOKUP_HASHES_MAX,
     metrics::Op,
+    schemes::Scheme,
 };
 
 use super::convert::at_most;
@@ -46,7 +47,7 @@ impl RouterService {
             let hashes = question.block_hashes;
             at_most("block_hashes", hashes.len(), 0, LOOKUP_HASHES_MAX)?;
             let among = question.model.map_or(Among::All, Among::Model);
-            let asked = Asked::Hashes64 { scheme: Scheme::DynamoLocal, hashes };
+            let asked = Asked::Hashes64 { scheme: Scheme::Dynamo, chained: false, hashes };
             let prompt = Prompt { among, block_tokens: 0, asked, total_blocks: 0 };
             let blocks = self.node.prefix_blocks(bearer, &prompt)?;
             let ranges = if blocks > 0 { vec![[0, blocks]] } else { Vec::new() };

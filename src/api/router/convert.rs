@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::{
     advice::{
         Advised, Among, Answer, Asked, Candidate, Contest, Found, Outcome, Piece, Prefix, Prompt,
-        Question, Scheme, Scored,
+        Question, Scored,
     },
     costs::{Locality, Report, TierCost, TierState},
     flow::{count, millis, period},
@@ -22,6 +22,7 @@ use crate::{
         ROUTER_DEADLINE_MAX, ROUTER_LOADS_MAX, ROUTER_PROMPTS_MAX, ROUTER_TOKENS_MAX,
     },
     node::Node,
+    schemes::Scheme,
     score::{Mode, Prefill, Settings, Weights},
 };
 
@@ -130,7 +131,8 @@ pub(super) fn prompt(given: wire::Prompt) -> Result<Prompt> {
         }
     } else if !given.hashes64.is_empty() {
         at_most("prompt.hashes64", given.hashes64.len(), 1, LOOKUP_HASHES_MAX)?;
-        Asked::Hashes64 { scheme: scheme_of(scheme)?, hashes: given.hashes64 }
+        let (scheme, chained) = scheme_of(scheme)?;
+        Asked::Hashes64 { scheme, chained, hashes: given.hashes64 }
     } else {
         if !matches!(scheme, wire::HashScheme::Unspecified | wire::HashScheme::Native) {
             let name = scheme.as_str_name();
@@ -146,14 +148,14 @@ pub(super) fn prompt(given: wire::Prompt) -> Result<Prompt> {
     Ok(Prompt { among, block_tokens, asked, total_blocks })
 }
 
-/// A scheme of hashes of 64 bits.
-fn scheme_of(given: wire::HashScheme) -> Result<Scheme> {
+/// A scheme of hashes of 64 bits, and whether they are chained already where that makes a difference.
+fn scheme_of(given: wire::HashScheme) -> Result<(Scheme, bool)> {
     match given {
-        wire::HashScheme::VllmU64 => Ok(Scheme::VllmU64),
-        wire::HashScheme::SglangI64 => Ok(Scheme::SglangI64),
-        wire::HashScheme::DynamoLocal => Ok(Scheme::DynamoLocal),
-        wire::HashScheme::DynamoSequence => Ok(Scheme::DynamoSequence),
-        wire::HashScheme::LlmD => Ok(Scheme::LlmD),
+        wire::HashScheme::VllmU64 => Ok((Scheme::VllmU64, true)),
+        wire::HashScheme::SglangI64 => Ok((Scheme::SglangI64, true)),
+        wire::HashScheme::DynamoLocal => Ok((Scheme::Dynamo, false)),
+        wire::HashScheme::DynamoSequence => Ok((Scheme::Dynamo, true)),
+        wire::HashScheme::LlmD => Ok((Scheme::LlmD, true)),
         wire::HashScheme::Unspecified | wire::HashScheme::Native => Err(Error::invalid(format!(
             "prompt.hash_scheme: {} given with hashes64, one of 64 bits required",
             given.as_str_name()
@@ -165,7 +167,7 @@ fn scheme_of(given: wire::HashScheme) -> Result<Scheme> {
 pub(super) fn watch_scheme(given: wire::HashScheme) -> Result<Option<Scheme>> {
     match given {
         wire::HashScheme::Unspecified | wire::HashScheme::Native => Ok(None),
-        other => scheme_of(other).map(Some),
+        other => scheme_of(other).map(|(scheme, _)| Some(scheme)),
     }
 }
 

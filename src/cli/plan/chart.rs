@@ -2,39 +2,27 @@
 
 use std::{fs, path::Path};
 
-use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use kvstrata_tiers::error::{Error, Result};
 use plotters::{
     chart::{ChartBuilder, SeriesLabelPosition},
-    coord::{
-        Shift,
-        combinators::{BindKeyPoints, IntoLogRange},
-    },
-    drawing::{DrawingArea, DrawingAreaErrorKind, IntoDrawingArea},
+    coord::combinators::{BindKeyPoints, IntoLogRange},
     element::{Circle, PathElement, Rectangle, Text},
-    prelude::SVGBackend,
     series::{DashedLineSeries, LineSeries},
-    style::{
-        Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE,
-        text_anchor::{HPos, Pos, VPos},
-    },
+    style::{Color, IntoFont, RGBColor, ShapeStyle, WHITE, text_anchor::HPos},
 };
 
-use super::report::{Report, Row, grouped};
-use crate::sim::ratio;
+use super::report::{Report, Row};
+use crate::{
+    cli::svg::{
+        Area, COLORS, FAINT, FONT, Failed, INK, MISS, draw, failed, label_style, number, save,
+    },
+    numbers::count,
+    sim::ratio,
+};
 
 /// Pixels of a chart.
 const SIZE: (u32, u32) = (960, 560);
 const SIZE_TIERS: (u32, u32) = (960, 320);
-const FONT: &str = "sans-serif";
-const INK: RGBColor = RGBColor(40, 44, 52);
-const FAINT: RGBColor = RGBColor(225, 228, 232);
-/// Told apart also without red or green sight (Okabe and Ito).
-const COLORS: [RGBColor; 4] =
-    [RGBColor(0, 114, 178), RGBColor(230, 159, 0), RGBColor(0, 158, 115), RGBColor(86, 90, 98)];
-const MISS: RGBColor = RGBColor(200, 204, 210);
-
-type Failed = Box<dyn std::error::Error + Send + Sync>;
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Writes the charts of `report` into the folder `path`, or to the file if it ends in `.svg`.
 ///
@@ -56,33 +44,6 @@ pub(super) fn write(report: &Report, path: &Path) -> Result<()> {
         save(&tiers, &draw(SIZE_TIERS, |area| tier_split(report, area))?)?;
     }
     Ok(())
-}
-
-fn save(path: &Path, svg: &str) -> Result<()> {
-    fs::write(path, svg)
-        .map_err(|source| Error::invalid(format!("write chart {}", path.display())).because(source))
-}
-
-/// Draws on a white area of `size` pixels and returns the SVG.
-fn draw(
-    size: (u32, u32),
-    on: impl FnOnce(&Area<'_>) -> std::result::Result<(), Failed>,
-) -> Result<String> {
-    let mut svg = String::new();
-    let drawn = {
-        let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
-        area.fill(&WHITE)
-            .map_err(failed)
-            .and_then(|()| on(&area))
-            .and_then(|()| area.present().map_err(failed))
-    };
-    drawn.map_err(|source| Error::new(ErrorKind::Internal, "draw a chart").because(source))?;
-    Ok(svg)
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "so that it fits map_err")]
-fn failed<E: std::error::Error + Send + Sync>(error: DrawingAreaErrorKind<E>) -> Failed {
-    error.to_string().into()
 }
 
 /// Hit ratio against capacity, a line for each policy.
@@ -191,11 +152,6 @@ fn tier_split(report: &Report, area: &Area<'_>) -> std::result::Result<(), Faile
     Ok(())
 }
 
-/// The style of a text that ends or starts at its position.
-fn label_style<'a>(color: &'a RGBColor, side: HPos) -> TextStyle<'a> {
-    (FONT, 15).into_font().color(color).pos(Pos::new(side, VPos::Center))
-}
-
 /// One bar of the tier split.
 struct Bar {
     name: String,
@@ -270,7 +226,7 @@ impl Scale {
             (None, None) => {
                 format!(
                     "Capacity, % of {} distinct blocks (log scale)",
-                    grouped(report.blocks_unique.into())
+                    count(report.blocks_unique.into())
                 )
             }
         }
@@ -282,28 +238,12 @@ fn ceiling(top: f64) -> f64 {
     ((top / 10.0).floor() * 10.0 + 10.0).min(100.0)
 }
 
-/// A number for an axis: no more digits than it needs.
-fn number(value: f64) -> String {
-    let digits: usize = if value.abs() >= 100.0 { 0 } else { 2 };
-    let text = format!("{value:.digits$}");
-    if text.contains('.') {
-        text.trim_end_matches('0').trim_end_matches('.').to_owned()
-    } else {
-        text
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn axis_numbers_are_short() {
-        for (value, text) in
-            [(0.5, "0.5"), (10.0, "10"), (0.0, "0"), (1234.4, "1234"), (100.0, "100")]
-        {
-            assert_eq!(number(value), text);
-        }
+    fn the_top_of_the_axis_is_the_next_ten() {
         assert_eq!((ceiling(36.6), ceiling(96.3), ceiling(100.0)), (40.0, 100.0, 100.0));
     }
 }

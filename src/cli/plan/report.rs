@@ -3,7 +3,11 @@
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use serde::Serialize;
 
-use crate::sim::{Bill, ratio};
+use crate::{
+    cli::table::{Table, gib},
+    numbers::count,
+    sim::{Bill, ratio},
+};
 
 /// Everything found about one trace.
 #[derive(Debug, Serialize)]
@@ -81,16 +85,16 @@ impl Report {
              {} references to {} distinct blocks; unlimited, {} hit ({:.2} %)\n",
             self.trace,
             self.format,
-            grouped(self.requests as u64),
+            count(self.requests as u64),
             self.block_tokens,
-            self.block_bytes.map_or(String::new(), |bytes| format!(" ({} bytes)", grouped(bytes))),
-            grouped(self.references),
-            grouped(self.blocks_unique.into()),
-            grouped(self.unbounded_hits),
+            self.block_bytes.map_or(String::new(), |bytes| format!(" ({} bytes)", count(bytes))),
+            count(self.references),
+            count(self.blocks_unique.into()),
+            count(self.unbounded_hits),
             100.0 * ratio(self.unbounded_hits, self.references),
         );
         if self.repeats_dropped > 0 {
-            let repeats = grouped(self.repeats_dropped);
+            let repeats = count(self.repeats_dropped);
             text += &format!("{repeats} references repeat a block of their request: not counted\n");
         }
         let percent = |share: f64| format!("{:.2}", 100.0 * share);
@@ -107,11 +111,11 @@ impl Report {
     /// A table with a line for each capacity and a column for each policy.
     fn matrix(&self, text: &mut String, title: &str, cell: &dyn Fn(&Row) -> String) {
         let mut table = Table::new(["capacity", "blocks"]);
-        table.head_size(self.block_bytes);
+        table.head.extend(self.block_bytes.map(|_| "GiB".to_owned()));
         table.head.extend(self.policies.iter().map(|policy| (*policy).to_owned()));
         for rows in self.rows.chunks(self.policies.len().max(1)) {
             let Some(first) = rows.first() else { continue };
-            let mut line = vec![first.capacity.clone(), grouped(first.blocks.into())];
+            let mut line = vec![first.capacity.clone(), count(first.blocks.into())];
             line.extend(first.bytes.map(gib));
             line.extend(rows.iter().map(cell));
             table.lines.push(line);
@@ -124,20 +128,20 @@ impl Report {
             return;
         }
         let mut table = Table::new(["tier", "capacity", "blocks"]);
-        table.head_size(self.block_bytes);
+        table.head.extend(self.block_bytes.map(|_| "GiB".to_owned()));
         table.head.extend(["hits", "% of references", "written"].map(str::to_owned));
         for tier in &self.tiers {
             let mut line =
-                vec![tier.tier.clone(), tier.capacity.clone(), grouped(tier.blocks.into())];
+                vec![tier.tier.clone(), tier.capacity.clone(), count(tier.blocks.into())];
             line.extend(tier.bytes.map(gib));
-            line.push(grouped(tier.hits));
+            line.push(count(tier.hits));
             line.push(format!("{:.2}", 100.0 * tier.hit_ratio));
             line.push(format!("{:.3}", tier.insertions_per_block));
             table.lines.push(line);
         }
         let mut line = vec!["miss".to_owned(), String::new(), String::new()];
         line.extend(self.block_bytes.map(|_| String::new()));
-        line.push(grouped(self.misses()));
+        line.push(count(self.misses()));
         line.push(format!("{:.2}", 100.0 * ratio(self.misses(), self.references)));
         table.lines.push(line);
         table.render(text, "hits by tier (LRU, inclusive; written: for each distinct block)");
@@ -148,8 +152,8 @@ impl Report {
         let head = ["object tier", "in a month", "costs"];
         let mut table = Table::new(head);
         let lines = [
-            ("writing requests", grouped(bill.puts), bill.put_cost),
-            ("reading requests", grouped(bill.gets), bill.get_cost),
+            ("writing requests", count(bill.puts), bill.put_cost),
+            ("reading requests", count(bill.gets), bill.get_cost),
             ("GiB written", gib(bill.written_bytes), 0.0),
             ("GiB read", gib(bill.read_bytes), 0.0),
             ("GiB stored", gib(bill.stored_bytes), bill.storage_cost),
@@ -162,80 +166,5 @@ impl Report {
             text,
             "what the object tier costs at this rate (blocks as they are, traffic within the region)",
         );
-    }
-}
-
-/// Right-aligned columns.
-struct Table {
-    head: Vec<String>,
-    lines: Vec<Vec<String>>,
-}
-
-impl Table {
-    fn new<const COLUMNS: usize>(head: [&str; COLUMNS]) -> Self {
-        Self { head: head.map(str::to_owned).to_vec(), lines: Vec::new() }
-    }
-
-    /// Adds a column of sizes if blocks have one.
-    fn head_size(&mut self, block_bytes: Option<u64>) {
-        self.head.extend(block_bytes.map(|_| "GiB".to_owned()));
-    }
-
-    fn render(&self, text: &mut String, title: &str) {
-        let mut widths: Vec<usize> = self.head.iter().map(String::len).collect();
-        for line in &self.lines {
-            for (width, cell) in widths.iter_mut().zip(line) {
-                *width = cell.len().max(*width);
-            }
-        }
-        text.push('\n');
-        text.push_str(title);
-        text.push('\n');
-        for line in [&self.head].into_iter().chain(&self.lines) {
-            for (width, cell) in widths.iter().zip(line) {
-                text.push_str(&format!("  {cell:>width$}"));
-            }
-            text.push('\n');
-        }
-    }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "sizes are shown with one digit")]
-fn gib(bytes: u64) -> String {
-    format!("{:.1}", bytes as f64 / (1_u64 << 30) as f64)
-}
-
-/// A number with commas between thousands.
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len().saturating_mul(2));
-    for (at, digit) in digits.chars().enumerate() {
-        let left = digits.len().saturating_sub(at);
-        if at > 0 && left.is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_grouped_by_thousands() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (1_234_567, "1,234,567")] {
-            assert_eq!(grouped(number), text);
-        }
-    }
-
-    #[test]
-    fn columns_align_right() {
-        let mut table = Table::new(["a", "long"]);
-        table.lines.push(vec!["12345".to_owned(), "7".to_owned()]);
-        let mut text = String::new();
-        table.render(&mut text, "title");
-        assert_eq!(text, "\ntitle\n      a  long\n  12345     7\n");
     }
 }

@@ -71,6 +71,7 @@ fn tell(node: &Node, engine: &str, numbers: std::ops::Range<u64>, whole: bool) -
         hashes: numbers.map(publish).collect(),
         block_size: 2,
         lora_name: "adapter".to_owned(),
+        ..Stored::default()
     };
     model.take(&node.stack, &node.namespaces, &stored)
 }

@@ -31,7 +31,7 @@ pub(crate) struct Described {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) position: u32,
     pub(crate) tokens: Box<[u32]>,
-    /// Shared by the blocks that were described together.
+    /// Shared by blocks of the same adapter.
     pub(crate) lora_name: Arc<str>,
 }
 
@@ -78,6 +78,8 @@ pub(crate) struct Shard {
     vacant: Vec<EntryId>,
     classes: Vec<Class>,
     descriptions: HashMap<EntryId, Described>,
+    /// The name in the last description: most have the same, and share it.
+    lora_name: Arc<str>,
     pub(crate) events: EventRing,
 }
 
@@ -94,6 +96,7 @@ impl Shard {
             vacant: Vec::new(),
             classes: Vec::new(),
             descriptions: HashMap::new(),
+            lora_name: "".into(),
             events: EventRing::default(),
         }
     }
@@ -293,6 +296,12 @@ impl Shard {
     pub(crate) fn describe(&mut self, id: EntryId, description: Described) -> bool {
         if self.descriptions.get(&id) == Some(&description) {
             return false;
+        }
+        let mut description = description;
+        if description.lora_name == self.lora_name {
+            description.lora_name = Arc::clone(&self.lora_name);
+        } else {
+            self.lora_name = Arc::clone(&description.lora_name);
         }
         let readable = self.get(id).filter(|entry| entry.hottest().is_some());
         if let Some(key) = readable.map(|entry| entry.key) {

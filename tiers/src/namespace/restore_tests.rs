@@ -76,7 +76,8 @@ proptest! {
         let restored = table().restore(opened.id(), &encoded).unwrap().unwrap();
         prop_assert_eq!(restored.hash_schemes(), names);
         prop_assert_eq!(restored.encoded(), encoded.clone());
-        prop_assert_eq!(layout_of(&encoded).unwrap(), layout_of(&shorter).unwrap());
+        let digest = |encoded: &[u8]| layout_of(encoded).unwrap().digest();
+        prop_assert_eq!(digest(&encoded), digest(&shorter));
         for cut in shorter.len() + 1..encoded.len() {
             let error = table().restore(opened.id(), &encoded[..cut]).unwrap_err();
             prop_assert_eq!(error.kind(), ErrorKind::Corrupt, "cut at {}: {}", cut, error);

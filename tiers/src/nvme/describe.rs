@@ -18,7 +18,7 @@ use crate::{description::Description, tier::Tier};
 /// Descriptions of blocks that are there and wait to be written: 4 MiB. A prompt of 1 M tokens at 16 to a
 /// block, told at once.
 pub(super) const DESCRIBED_MAX: usize = 65_536;
-/// Descriptions written at once: each is a few hundred bytes.
+/// Descriptions written at once: a few hundred kilobytes, in milliseconds.
 const GROUP_MAX: usize = 1024;
 
 impl Writer {
@@ -28,26 +28,26 @@ impl Writer {
         Some(Change::Describe(*key, description))
     }
 
-    /// Writes what blocks that are there were described as since the last time.
-    pub(super) fn keep_descriptions(&mut self) {
-        let described = self.core.described.take();
-        for keys in described.chunks(GROUP_MAX) {
-            // What is not there yet is described when it is placed, what has left not at all.
-            let there = |key: &&IndexKey| self.current(key).is_some();
-            let known = keys.iter().filter(there).filter_map(|key| self.description(key));
-            let changes: Vec<_> = known.collect();
-            let count = u64::try_from(changes.len()).unwrap_or(u64::MAX);
-            match self.index(changes) {
-                Ok(()) => {
-                    self.core.metrics.described_blocks.inc_by(count);
-                }
-                Err(error) => {
-                    self.core.metrics.errors(OpLabel::Index).inc();
-                    self.core.metrics.undescribed_blocks.inc_by(count);
-                    tracing::warn!(%error, "nvme index does not take descriptions");
-                }
+    /// Writes what blocks that are there were described as since the last time, or some of it: others want
+    /// to be written, too. False if there was nothing.
+    pub(super) fn keep_descriptions(&mut self) -> bool {
+        let keys = self.core.described.take_first(GROUP_MAX);
+        // What is not there yet is described when it is placed, what has left not at all.
+        let there = |key: &&IndexKey| self.current(key).is_some();
+        let known = keys.iter().filter(there).filter_map(|key| self.description(key));
+        let changes: Vec<_> = known.collect();
+        let count = u64::try_from(changes.len()).unwrap_or(u64::MAX);
+        match self.index(changes) {
+            Ok(()) => {
+                self.core.metrics.described_blocks.inc_by(count);
+            }
+            Err(error) => {
+                self.core.metrics.errors(OpLabel::Index).inc();
+                self.core.metrics.undescribed_blocks.inc_by(count);
+                tracing::warn!(%error, "nvme index does not take descriptions");
             }
         }
+        !keys.is_empty()
     }
 
     /// Takes what the index says of a block, which it has said before.

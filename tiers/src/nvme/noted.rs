@@ -32,6 +32,17 @@ impl<T> Noted<T> {
         std::mem::take(&mut self.things.lock())
     }
 
+    /// The first ones, as many as `most`. If there are more, [`notified`](Self::notified) says so again.
+    pub(super) fn take_first(&self, most: usize) -> Vec<T> {
+        let mut things = self.things.lock();
+        let at = most.min(things.len());
+        let rest = things.split_off(at);
+        if !rest.is_empty() {
+            self.some.notify_one();
+        }
+        std::mem::replace(&mut *things, rest)
+    }
+
     /// Waits until there are some.
     pub(super) async fn notified(&self) {
         self.some.notified().await;

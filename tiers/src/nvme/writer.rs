@@ -180,7 +180,7 @@ impl Writer {
         self.tend().await;
         let Some(done) = taken.closing else { return false };
         self.settle().await;
-        self.keep_descriptions();
+        while self.keep_descriptions() {}
         self.tend().await;
         self.seal().await;
         if done.send(()).is_err() {

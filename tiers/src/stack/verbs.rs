@@ -69,6 +69,21 @@ pub struct Usage {
 }
 
 impl Stack {
+    /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
+    ///
+    /// # Errors
+    /// `Invalid` if the number of tokens is neither 0 nor blocks times tokens per block, if the
+    /// positions go beyond 32 bits, or for a name of more than 1024 bytes.
+    pub fn describe(&self, namespace: &Namespace, chain: Chain<'_>) -> Result<u32> {
+        self.shared.describe(namespace, chain)
+    }
+
+    /// What was described of a block.
+    #[must_use]
+    pub fn description(&self, namespace: &Namespace, hash: BlockHash) -> Option<Description> {
+        self.shared.description(namespace, hash)
+    }
+
     /// Whether a block can be read, from whatever tier. Nobody's lookup, and no use of the block.
     #[must_use]
     pub fn is_readable(&self, namespace: &Namespace, hash: BlockHash) -> bool {

@@ -1,7 +1,8 @@
 //! Doubles of colder tiers and the contract that all tiers pass. Feature `testing`.
 //!
 //! [`MemoryStore`] is a colder tier in memory: it is what the stack is tested against until, and
-//! beside, the real ones. [`Faulty`] wraps any tier and makes it fail on demand. [`suite`] is the
+//! beside, the real ones. [`Faulty`] wraps any tier and makes it fail on demand, [`Throttled`] makes it as
+//! slow as a device. [`suite`] is the
 //! contract of [`crate::store::BlockStore`]: every implementation and every wrapper calls it.
 //! [`MemoryRuns`] cuts what a [`MemoryStore`] has into runs, for tests of what copies them.
 //! [`MemoryIndex`] and [`index_suite`] are the same for [`crate::nvme::index::Index`].
@@ -29,6 +30,7 @@ mod memory_runs;
 mod mutator;
 mod random;
 pub mod suite;
+mod throttled;
 mod volatile;
 
 pub use self::{
@@ -42,5 +44,6 @@ pub use self::{
     memory_runs::MemoryRuns,
     mutator::Mutator,
     random::Draws,
+    throttled::Throttled,
     volatile::{SECTOR_BYTES, VolatileDevice},
 };

@@ -11,7 +11,9 @@ use prometheus_client::registry::Registry;
 use tokio::task::JoinSet;
 
 use crate::{
+    block::BlockHash,
     checksum::part_checksum,
+    description::Description,
     error::Result,
     map::{Checksums, Location},
     namespace::{Namespace, NamespaceId},
@@ -19,7 +21,10 @@ use crate::{
         NvmeConfig, NvmeMetrics, NvmeParts, NvmeStore, Recovered, device::Device, index::Index,
     },
     store::{Above, BlockStore, Found, Load, Outgoing, Uncopied, Urgency, Wanted},
-    testing::{Arena, Fixture, MemoryIndex, VolatileDevice, block_bytes, hash_of},
+    testing::{
+        Arena, Fixture, MemoryIndex, VolatileDevice, block_bytes, hash_of,
+        index_suite::description_of,
+    },
     tier::Tier,
 };
 
@@ -167,6 +172,8 @@ struct Entries {
     clock: u64,
     blocks: BTreeMap<u64, (Location, u64)>,
     numbers: BTreeMap<[u8; 32], u64>,
+    /// The round of the description that each block has.
+    described: BTreeMap<u64, u32>,
 }
 
 impl Map {
@@ -179,7 +186,17 @@ impl Map {
     }
 
     fn forget(&self, number: u64) {
-        self.0.lock().blocks.remove(&number);
+        self.0.lock().forget(number);
+    }
+
+    /// Describes a block, whether or not it is there yet.
+    pub(super) fn describe(&self, number: u64, round: u32) {
+        self.0.lock().described.insert(number, round);
+    }
+
+    /// Blocks that are described, and the round of that.
+    pub(super) fn described(&self) -> Vec<(u64, u32)> {
+        self.0.lock().described.iter().map(|(number, round)| (*number, *round)).collect()
     }
 
     pub(super) fn touch_all(&self, numbers: Range<u64>) {
@@ -204,6 +221,19 @@ impl Map {
 }
 
 impl Entries {
+    fn number(&mut self, hash: &BlockHash) -> u64 {
+        // Numbers below this are all that any test uses.
+        if self.numbers.len() < 20_000 {
+            self.numbers = (0..20_000).map(|n| (*hash_of(n).as_bytes(), n)).collect();
+        }
+        self.numbers[hash.as_bytes()]
+    }
+
+    fn forget(&mut self, number: u64) {
+        self.blocks.remove(&number);
+        self.described.remove(&number);
+    }
+
     fn at(&mut self, block: &Wanted) -> Option<(u64, &mut (Location, u64))> {
         let number = *self.numbers.get(block.hash.as_bytes())?;
         let known = self.blocks.get_mut(&number)?;
@@ -214,13 +244,9 @@ impl Entries {
 impl Above for Map {
     fn found(&self, _tier: Tier, block: Found) -> bool {
         let mut entries = self.0.lock();
-        // Numbers below this are all that any test uses.
-        if entries.numbers.is_empty() {
-            entries.numbers = (0..20_000).map(|n| (*hash_of(n).as_bytes(), n)).collect();
-        }
         entries.clock += 1;
         let age = entries.clock;
-        let number = entries.numbers[block.hash.as_bytes()];
+        let number = entries.number(&block.hash);
         entries.blocks.insert(number, (block.location, age));
         true
     }
@@ -229,7 +255,7 @@ impl Above for Map {
         let mut entries = self.0.lock();
         for block in blocks {
             if let Some((number, _)) = entries.at(block) {
-                entries.blocks.remove(&number);
+                entries.forget(number);
             }
         }
     }
@@ -274,6 +300,29 @@ impl Above for Map {
 
     fn gone(&self, _tier: Tier, _is_gone: &mut dyn FnMut(Location) -> bool) -> u64 {
         0
+    }
+
+    fn description(&self, _namespace: NamespaceId, hash: BlockHash) -> Option<Description> {
+        let mut entries = self.0.lock();
+        let number = entries.number(&hash);
+        entries.described.get(&number).map(|round| description_of(number, *round))
+    }
+
+    fn found_described(
+        &self,
+        _tier: Tier,
+        _namespace: NamespaceId,
+        hash: BlockHash,
+        description: Description,
+    ) -> bool {
+        let mut entries = self.0.lock();
+        let number = entries.number(&hash);
+        assert_eq!(description, description_of(number, description.position), "block {number}");
+        let is_there = entries.blocks.contains_key(&number);
+        if is_there {
+            entries.described.insert(number, description.position);
+        }
+        is_there
     }
 
     fn copied(&self, _from: &Wanted, _to: Tier, _at: Location, _sums: &Checksums) -> bool {

@@ -24,8 +24,8 @@ use crate::{
         gather::Gather,
         index::{Change, Index, IndexEntry, IndexKey, IndexUsage, Known},
     },
-    store::BoxFuture,
-    testing::{Draws, MemoryIndex, VolatileDevice},
+    store::{BlockStore, BoxFuture},
+    testing::{Draws, MemoryIndex, VolatileDevice, hash_of},
 };
 
 const SEGMENT_BYTES: u64 = 256 << 10;
@@ -48,7 +48,30 @@ enum Told {
     Unknown,
 }
 
-type Ledger = BTreeMap<u64, Told>;
+/// What clients know of the blocks.
+#[derive(Debug, Default, Clone)]
+struct Ledger {
+    blocks: BTreeMap<u64, Told>,
+    /// The rounds in which a block was described, from the last acknowledged removal on: first and last.
+    /// A description of another round is of another block, or of nobody.
+    described: BTreeMap<u64, (u32, u32)>,
+    round: u32,
+}
+
+impl Ledger {
+    fn describe(&mut self, number: u64) -> u32 {
+        self.round += 1;
+        self.described.entry(number).or_insert((self.round, self.round)).1 = self.round;
+        self.round
+    }
+
+    fn tell(&mut self, number: u64, told: Told) {
+        self.blocks.insert(number, told);
+        if told == Told::Removed {
+            self.described.remove(&number);
+        }
+    }
+}
 
 /// What is left when the power goes.
 struct Wreck {
@@ -90,7 +113,7 @@ impl Power {
     }
 
     fn tell(&self, number: u64, told: Told) {
-        self.ledger.lock().insert(number, told);
+        self.ledger.lock().tell(number, told);
     }
 }
 
@@ -196,6 +219,8 @@ struct Outcome {
     kept: u64,
     /// Removed blocks that had to be absent, and were.
     removed: u64,
+    /// Blocks that came back with a description.
+    described: u64,
     /// Segments reclaimed.
     reclaimed: u64,
     violations: Vec<String>,
@@ -206,7 +231,7 @@ async fn simulate(seed: u64, lives: u64, skip: Option<SyncPoint>) -> Outcome {
     let mut outcome = Outcome::default();
     let mut device = VolatileDevice::new(SEGMENTS * SEGMENT_BYTES * 3);
     let mut index = MemoryIndex::new();
-    let mut ledger = Ledger::new();
+    let mut ledger = Ledger::default();
     for life in 0..lives {
         device.skip(skip);
         let mut draws = Draws::new(seed.wrapping_mul(1000) + life);
@@ -237,7 +262,7 @@ async fn simulate(seed: u64, lives: u64, skip: Option<SyncPoint>) -> Outcome {
         (device, index) = (wreck.device, wreck.index);
         ledger = wreck.ledger;
         // What had left by then need not be there, and may be.
-        for (number, told) in &mut ledger {
+        for (number, told) in &mut ledger.blocks {
             if *told == Told::Stored && !wreck.there.contains(number) {
                 *told = Told::Unknown;
             }
@@ -265,6 +290,13 @@ async fn live(running: &Running, power: &Power, draws: &mut Draws) {
         for number in puts.iter().chain(&removals) {
             power.tell(*number, Told::Unknown);
         }
+        let described: Vec<u64> =
+            (0..4).map(|_| first + draws.below(24)).filter(|n| !removals.contains(n)).collect();
+        for number in &described {
+            running.above.describe(*number, power.ledger.lock().describe(*number));
+        }
+        let hashes: Vec<_> = described.iter().map(|number| hash_of(*number)).collect();
+        running.store.described(*running.namespace().id(), &hashes);
         let put = puts.iter().map(async |number| {
             if running.try_put(*number).await.is_ok() {
                 power.tell(*number, Told::Stored);
@@ -296,7 +328,15 @@ async fn check(running: &Running, ledger: &Ledger, outcome: &mut Outcome) {
             outcome.violations.push(format!("block {number} at {location:?} is not right"));
         }
     }
-    for (number, told) in ledger {
+    for (number, round) in running.above.described() {
+        let told = ledger.described.get(&number);
+        if told.is_some_and(|(first, last)| (*first..=*last).contains(&round)) {
+            outcome.described += 1;
+        } else {
+            outcome.violations.push(format!("block {number} has description {round} of {told:?}"));
+        }
+    }
+    for (number, told) in &ledger.blocks {
         match (told, found.contains_key(number)) {
             (Told::Stored, true) => outcome.kept += 1,
             (Told::Stored, false) => {
@@ -327,12 +367,14 @@ async fn nothing_is_lost_resurrected_or_wrong_at_any_crash_point() {
         assert!(outcome.violations.is_empty(), "SEED={seed}: {:#?}", outcome.violations);
         sum.kept += outcome.kept;
         sum.removed += outcome.removed;
+        sum.described += outcome.described;
         sum.reclaimed += outcome.reclaimed;
     }
     // The simulation would also pass if nothing were ever kept.
     let points = crash_points();
     assert!(sum.kept > points * 10, "{sum:?}");
     assert!(sum.removed > points, "{sum:?}");
+    assert!(sum.described > points, "{sum:?}");
     assert!(sum.reclaimed > points, "{sum:?}");
 }
 
