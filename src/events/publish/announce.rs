@@ -29,7 +29,7 @@ use kvstrata_tiers::{
 
 use super::{
     encode::{Event, Stored},
-    runs::Runs,
+    runs::{Link, Runs},
     shadow::{Shadow, TierSet, index},
 };
 
@@ -369,13 +369,15 @@ impl Announcer {
         // Of chains that go round in circles it may have been announced just now.
         let lacking = node.missing.without(self.shadow.tiers(namespace, node.hash));
         let mut missing = lacking;
+        let Node { hash, parent, ref described, .. } = *node;
+        let link = Link { hash, parent, described, terms };
         for tier in lacking.iter() {
             let continues = before.is_some_and(|before| before.has(tier));
             let depth = node.depths.get(index(tier)).copied().unwrap_or(0);
             let least = gates.get(index(tier)).copied().flatten().unwrap_or(u32::MAX);
             if continues || depth >= least {
                 self.shadow.announce(namespace, node.hash, node.parent, tier);
-                runs.push(place, tier, node.hash, node.parent, &node.described, terms);
+                runs.push(place, tier, &link);
                 missing = missing.without(TierSet::of(tier));
             }
         }
