@@ -51,7 +51,7 @@ trap summary EXIT
 
 lint_scripts() {
   .venv/bin/shellcheck scripts/*.sh benches/peers/*.sh examples/*/*.sh integration/*.sh \
-    integration/k8s/*.sh integration/lmcache/*.sh integration/vm/*.sh .ci/run
+    integration/dynamo/*.sh integration/k8s/*.sh integration/lmcache/*.sh integration/vm/*.sh .ci/run
   .venv/bin/ruff check --quiet --no-cache .
   .venv/bin/ruff format --quiet --no-cache --check .
 }
@@ -101,6 +101,15 @@ vllm_engine() {
   .venv/bin/python -m pytest --quiet -p no:cacheprovider integration/vllm
 }
 
+# Dynamo's own indexer.
+dynamo_indexer() {
+  if [[ $(uname -m) != x86_64 ]]; then
+    echo "$skip_mark"'dynamo: its indexer is pinned for x86-64)' | tee -a "$test_errors" >&2
+    return
+  fi
+  integration/dynamo/check.sh
+}
+
 docs() {
   RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 }
@@ -116,4 +125,5 @@ part 'docs' docs
 part 'tests' tests
 part 'chart pods' chart_pods
 part 'python package' python_package
+part 'dynamo' dynamo_indexer
 part 'vllm' vllm_engine

@@ -49,7 +49,9 @@ GOOD: dict[str, Values] = {
             "lease": {"ttl_default": "30s", "ttl_max": "10m", "session_bytes_max": "auto"},
             "node": {"zone": "a", "advertise": "cache.example:7400"},
             "events": {
-                "subscribe": "tcp://vllm-0.vllm:5557,model=org/m;tcp://vllm-1.vllm:5557,model=org/m"
+                "subscribe": "tcp://vllm-0.vllm:5557,model=org/m;tcp://vllm-1.vllm:5557,model=org/m",
+                "publish": "llm-d=tcp://epp:5557,model=org/m;dynamo=tcp://*:5600,model=org/m",
+                "publish_state": "none",
             },
             "nvme": {"segment_bytes": "512MiB", "daily_writes": "none", "engine": "pread"},
             "object": {"url": "s3://bucket/cache", "ttl": "1d", "admission": "all"},
@@ -225,6 +227,7 @@ BAD: dict[str, tuple[Values, str]] = {
     ),
     "RESP nowhere": ({"config": {"server": {"resp_plain": True}}}, "resp_listen"),
     "engine": ({"config": {"nvme": {"engine": "steam"}}}, "engine"),
+    "router of no kind": ({"config": {"events": {"publish": "tcp://epp:5557"}}}, "publish"),
     "engine without a scheme": ({"config": {"events": {"subscribe": "h:5557"}}}, "subscribe"),
     "bucket of no provider": ({"config": {"object": {"url": "ftp://host/x"}}}, "url"),
     "selector label": ({"podLabels": {"app.kubernetes.io/name": "x"}}, "app.kubernetes.io/name"),

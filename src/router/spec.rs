@@ -64,7 +64,7 @@ impl FromStr for EngineSpec {
         };
         for item in items {
             let (key, value) = item.split_once('=').ok_or_else(|| bad(item))?;
-            let address = || tcp_address(value).map_err(|_bad| bad(item));
+            let address = || tcp_address(value).ok_or_else(|| bad(item));
             match (key, value) {
                 (_, "") => return Err(bad(item)),
                 ("name", _) if is_name(value) => value.clone_into(&mut spec.name),

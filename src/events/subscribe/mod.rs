@@ -35,13 +35,11 @@ use self::{
 };
 use crate::{
     config::{EventSource, Events},
+    events::FIRST_BITS,
     limits::EVENT_BLOCKS_MAX,
     metrics::EventMetrics,
     node::Node,
 };
-
-/// Engines that take the first bits of a hash for a number; all others take the last ones.
-const FIRST_BITS: &str = "sglang";
 
 /// What engines have told; nothing where none is listened to. Clones share it.
 #[derive(Debug, Clone, Default)]

@@ -18,7 +18,8 @@ const LINE: &str =
     "tcp://h:1,model=m;tcp://h:2,model=m,engine=sglang;tcp://h:3,model=m,tenant=other";
 
 fn listening() -> Node {
-    let config = Events { subscribe: crate::config::Maybe::Given(LINE.parse().unwrap()) };
+    let subscribe = crate::config::Maybe::Given(LINE.parse().unwrap());
+    let config = Events { subscribe, ..Events::default() };
     Node { told: Subscriptions::new(&config), ..node(Vec::new()) }
 }
 
