@@ -148,7 +148,7 @@ impl Table {
             };
         }
         let name = self.scheme.of_hash(self.whole(hash))?;
-        self.names.contains_key(&name).then_some(name)
+        (self.names.get(&name) == Some(hash)).then_some(name)
     }
 
     /// Blocks in it, those that wait for a name, too.
@@ -239,6 +239,10 @@ impl Table {
         };
         let before = self.places.get(&hash);
         if before == Some(&place) {
+            if let Place::Named(name) = place {
+                // Another of that name may have had it, and left.
+                self.names.entry(name).or_insert(hash);
+            }
             return false;
         }
         let is_new = before.is_none();

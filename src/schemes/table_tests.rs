@@ -90,6 +90,31 @@ fn parts_of_hashes_need_no_description() {
 }
 
 #[test]
+fn of_two_blocks_of_one_name_the_later_one_has_it_until_it_leaves() {
+    let identity = Identity { hash_algorithm: "test".to_owned(), ..identity() };
+    let said =
+        Description { parent: None, position: 0, tokens: tokens(1, 1), lora_name: String::new() };
+    for scheme in [Scheme::Dynamo, Scheme::VllmU64] {
+        let mut table = Table::new(scheme, &identity, None, Arc::new(Room::new(1 << 20)));
+        let [first, later] = [1, 2].map(|byte| {
+            let mut bytes = [byte; 32];
+            bytes[24..].fill(7);
+            BlockHash::from_array(bytes)
+        });
+        let mut map = Map([first, later].map(|hash| (hash, Some(said.clone()))).into());
+        table.refresh(first, &map);
+        let name = table.name(&first).unwrap();
+        table.refresh(later, &map);
+        assert_eq!((table.block(name), table.name(&later)), (Some(&later), Some(name)));
+        map.0.remove(&later);
+        table.refresh(later, &map);
+        assert_eq!(table.block(name), None);
+        table.refresh(first, &map);
+        assert_eq!((table.block(name), table.len()), (Some(&first), 1), "{scheme:?}");
+    }
+}
+
+#[test]
 fn short_hashes_are_named_by_their_own_end() {
     let identity = Identity { hash_bytes: 16, ..identity() };
     let room = Arc::new(Room::new(1 << 20));
