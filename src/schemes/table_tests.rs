@@ -26,6 +26,17 @@ impl Blocks for Map {
     }
 }
 
+impl Table {
+    /// Looks at a block, and at all that have waited for it.
+    fn refresh(&mut self, hash: BlockHash, blocks: &impl Blocks) -> Unindexed {
+        let mut unindexed = self.look(hash, blocks);
+        while self.is_due() {
+            unindexed += self.go_on(2, blocks);
+        }
+        unindexed
+    }
+}
+
 fn identity() -> Identity {
     Identity {
         model: "m".to_owned(),
@@ -294,12 +305,15 @@ proptest! {
             };
             news.push(tree[at].0);
             if news.len() > late {
-                table.refresh(news.remove(0), &map);
+                // Others come between those that have waited.
+                table.look(news.remove(0), &map);
+                table.go_on(late % 2, &map);
             }
         }
         for hash in news {
             table.refresh(hash, &map);
         }
+        table.go_on(usize::MAX, &map);
 
         let mut readable = HashSet::new();
         for (hash, said) in &tree {
