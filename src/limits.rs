@@ -205,7 +205,7 @@ pub const PUBLISH_QUEUE_BYTES_MAX: usize = 16 * MIB;
 pub const PUBLISH_BACKLOG_BYTES: usize = 4 * MIB;
 /// Longest time for one of them to take a batch: 100 kB/s. One that takes longer is cut off.
 pub const PUBLISH_WRITE_DEADLINE: Duration = Duration::from_secs(5);
-/// Batches that are kept to be sent again, as engines keep them, and their bytes.
+/// Batches that are kept to be sent again, as engines keep them.
 pub const PUBLISH_KEPT_BATCHES: usize = 10_000;
 /// All that is kept together may take 1 / this of what is there for events.
 pub const PUBLISH_KEPT_SHARE_DIVISOR: u64 = 4;

@@ -29,7 +29,7 @@ use kvstrata_tiers::{
 
 use super::{
     encode::{Event, Stored},
-    runs::Runs,
+    runs::{Link, Runs},
     shadow::{Shadow, TierSet, index},
 };
 
@@ -322,7 +322,7 @@ impl Announcer {
             nodes.extend(self.node(*key, above, blocks, gates));
         }
         let mut next = vec![(*last, nodes.len().checked_sub(1))];
-        let mut seen: HashSet<_> = before.iter().copied().collect();
+        let mut seen: HashSet<_> = path.iter().copied().collect();
         while let Some((key, above)) = next.pop() {
             if *left == 0 {
                 self.changed(key);
@@ -354,8 +354,8 @@ impl Announcer {
         let missing = on.without(self.shadow.tiers(key.namespace, hash));
         let parent = described.parent.map(|parent| terms.short(parent));
         // What hangs on it already makes it long enough.
-        let depth = if self.shadow.has_children(hash) { u32::MAX } else { 0 };
-        Some(Node { key, hash, parent, above, on, missing, depths: [depth; 3], described })
+        let depths = self.shadow.children(hash).map(|count| if count > 0 { u32::MAX } else { 0 });
+        Some(Node { key, hash, parent, above, on, missing, depths, described })
     }
 
     /// Announces a block where that can be done; whether it is announced anywhere that it was not.
@@ -366,21 +366,25 @@ impl Announcer {
         if before.is_some_and(TierSet::is_empty) || self.shadow.is_taken(namespace, node.hash) {
             return false;
         }
-        let mut missing = node.missing;
-        for tier in node.missing.iter() {
+        // Of chains that go round in circles it may have been announced just now.
+        let lacking = node.missing.without(self.shadow.tiers(namespace, node.hash));
+        let mut missing = lacking;
+        let Node { hash, parent, ref described, .. } = *node;
+        let link = Link { hash, parent, described, terms };
+        for tier in lacking.iter() {
             let continues = before.is_some_and(|before| before.has(tier));
             let depth = node.depths.get(index(tier)).copied().unwrap_or(0);
             let least = gates.get(index(tier)).copied().flatten().unwrap_or(u32::MAX);
             if continues || depth >= least {
                 self.shadow.announce(namespace, node.hash, node.parent, tier);
-                runs.push(place, tier, node.hash, node.parent, &node.described, terms);
+                runs.push(place, tier, &link);
                 missing = missing.without(TierSet::of(tier));
             }
         }
         if missing.is_empty() {
             self.stop_waiting(&node.key);
         }
-        missing != node.missing
+        missing != lacking
     }
 }
 

@@ -180,8 +180,9 @@ impl Peers {
                             prefixes.push(prefix.to_vec());
                         }
                         Some((0, prefix)) => {
-                            let known = prefixes.iter().position(|known| known == prefix);
-                            known.map(|known| prefixes.swap_remove(known));
+                            if let Some(known) = prefixes.iter().position(|known| known == prefix) {
+                                prefixes.swap_remove(known);
+                            }
                         }
                         _ => return,
                     }

@@ -90,8 +90,11 @@ impl Blocks for Known<'_> {
         let namespace = self.node.namespaces.by_index(key.namespace)?;
         let found = self.stack.description(&namespace, key.hash)?;
         let wanted = usize::try_from(namespace.block_tokens()).ok()?;
-        let is_root = found.parent.is_none() == (found.position == 0);
-        let whole = found.tokens.len() == wanted && is_root;
+        let placed = match found.parent {
+            None => found.position == 0,
+            Some(parent) => found.position > 0 && parent != key.hash,
+        };
+        let whole = found.tokens.len() == wanted && placed;
         let (parent, tokens, lora_name) = (found.parent, found.tokens, found.lora_name);
         whole.then_some(Described { parent, tokens, lora_name })
     }

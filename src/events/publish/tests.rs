@@ -382,6 +382,11 @@ fn short_chains_are_announced_when_they_have_grown() {
         drain(&mut announcer, &store, &gates, 1000);
         assert_eq!(announcer.announced(), expected);
     }
+    // What is announced elsewhere does not make a chain longer.
+    let gates = [Some(1), Some(8), Some(30)];
+    keys.iter().for_each(|key| announcer.changed(*key));
+    let events = drain(&mut announcer, &store, &gates, 1000);
+    assert!(events.is_empty(), "{events:?}");
     // Its head comes back alone.
     let mut without = Store::default();
     without.blocks.extend(keys[1..].iter().map(|key| (*key, store.blocks[key].clone())));
