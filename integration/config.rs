@@ -213,8 +213,9 @@ fn the_chart_knows_the_servers_keys() {
             keys.map(move |key| format!("{section}.{key}"))
         })
         .collect();
-    // The chart gives the pod's name and where it mounts volumes and secrets, whatever the values say.
-    known.extend(["node.name".to_owned(), "nvme.path".to_owned()]);
+    // The chart gives the pod's name and host, and where it mounts volumes and secrets, whatever the values
+    // say.
+    known.extend(["node.host", "node.name", "nvme.path"].map(str::to_owned));
     known.extend(["auth.allow_anonymous", "auth.tokens_file"].map(str::to_owned));
     known.extend(["tls.cert_file", "tls.client_ca_file", "tls.key_file"].map(str::to_owned));
     known.sort();

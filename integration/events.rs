@@ -1,122 +1,24 @@
 //! A server that listens to engines: a publisher of ours, that drops, starts anew and replays, and what
 //! was captured from a real one.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::time::Duration;
 
 use kvstrata::client::{Client, ClientOptions, HashList, PutBatch, PutOutcome};
 use kvstrata_tiers::block::BlockHash;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-    task::JoinSet,
+    net::TcpListener,
 };
 
 use crate::{
     client::{namespace, pattern},
     harness::{Server, wait_until},
+    publisher::{Kept, Publisher, replayer},
     shared_data,
 };
 
 const SOON: Duration = Duration::from_secs(30);
 const BLOCK_TOKENS: u32 = 16;
-const MORE: u8 = 1;
-const COMMAND: u8 = 4;
-
-/// Somebody who speaks ZeroMQ to those who connect.
-struct Publisher {
-    listener: TcpListener,
-}
-
-/// One who has connected.
-struct Peer {
-    io: TcpStream,
-}
-
-impl Publisher {
-    async fn bind() -> Self {
-        Self { listener: TcpListener::bind("127.0.0.1:0").await.unwrap() }
-    }
-
-    fn address(&self) -> String {
-        format!("tcp://{}", self.listener.local_addr().unwrap())
-    }
-
-    async fn accept(&self) -> Peer {
-        let (io, _) = self.listener.accept().await.unwrap();
-        let mut peer = Peer { io };
-        let mut greeting = b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01NULL".to_vec();
-        greeting.resize(64, 0);
-        peer.io.write_all(&greeting).await.unwrap();
-        peer.io.read_exact(&mut greeting).await.unwrap();
-        assert_eq!(&greeting[10..16], b"\x03\0NULL");
-        let (flags, ready) = peer.frame().await;
-        assert!(flags & COMMAND != 0 && ready.starts_with(b"\x05READY\x0bSocket-Type"));
-        peer.write(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03PUB").await;
-        peer
-    }
-
-    /// One who listens, once it has said so.
-    async fn subscriber(&self) -> Peer {
-        let mut peer = self.accept().await;
-        assert_eq!(peer.frame().await, (0, vec![1]));
-        peer
-    }
-}
-
-impl Peer {
-    async fn frame(&mut self) -> (u8, Vec<u8>) {
-        let flags = self.io.read_u8().await.unwrap();
-        let bytes = if flags & 2 == 0 {
-            u64::from(self.io.read_u8().await.unwrap())
-        } else {
-            self.io.read_u64().await.unwrap()
-        };
-        let mut body = vec![0; usize::try_from(bytes).unwrap()];
-        self.io.read_exact(&mut body).await.unwrap();
-        (flags, body)
-    }
-
-    async fn write(&mut self, flags: u8, body: &[u8]) {
-        let mut bytes = match u8::try_from(body.len()) {
-            Ok(short) => vec![flags, short],
-            Err(_) => [&[flags | 2], &(body.len() as u64).to_be_bytes()[..]].concat(),
-        };
-        bytes.extend(body);
-        self.io.write_all(&bytes).await.unwrap();
-    }
-
-    async fn publish(&mut self, number: u64, payload: &[u8]) {
-        self.write(MORE, b"kv-events").await;
-        self.write(MORE, &number.to_be_bytes()).await;
-        self.write(0, payload).await;
-    }
-}
-
-/// Batches that are sent again to whoever asks, by their numbers.
-type Kept = Arc<Mutex<Vec<(u64, Vec<u8>)>>>;
-
-fn replayer(publisher: Publisher, kept: Kept) -> JoinSet<()> {
-    let mut replaying = JoinSet::new();
-    replaying.spawn(async move {
-        loop {
-            let mut peer = publisher.accept().await;
-            assert_eq!(peer.frame().await, (MORE, Vec::new()));
-            let (_, from) = peer.frame().await;
-            let from = u64::from_be_bytes(from.try_into().unwrap());
-            let batches = kept.lock().unwrap().clone();
-            for (number, payload) in batches.into_iter().filter(|(number, _)| *number >= from) {
-                peer.write(MORE, b"").await;
-                peer.publish(number, &payload).await;
-            }
-            peer.write(MORE, b"").await;
-            peer.publish(u64::MAX, b"").await;
-        }
-    });
-    replaying
-}
 
 fn hash(number: u64) -> [u8; 32] {
     let words = [7, number * 3 + 1, 9, number + 100].map(u64::to_be_bytes);
@@ -211,8 +113,8 @@ async fn blocks_are_described_before_and_after_they_are_put() {
 async fn what_was_missed_is_asked_for_and_what_is_gone_is_counted() {
     let (publisher, replays) = (Publisher::bind().await, Publisher::bind().await);
     let sources = format!("{},model=test,replay={}", publisher.address(), replays.address());
-    let kept: Kept = Arc::default();
-    let replaying = replayer(replays, Arc::clone(&kept));
+    let kept = Kept::default();
+    let replaying = replayer(replays, Kept::clone(&kept));
     let server = listening(&sources).await;
     put(&server, 0..50).await;
     let mut peer = publisher.subscriber().await;

@@ -51,9 +51,14 @@ trap summary EXIT
 
 lint_scripts() {
   .venv/bin/shellcheck scripts/*.sh benches/peers/*.sh examples/*/*.sh integration/*.sh \
-    integration/lmcache/*.sh integration/vm/*.sh .ci/run
+    integration/dynamo/*.sh integration/k8s/*.sh integration/lmcache/*.sh integration/vm/*.sh .ci/run
   .venv/bin/ruff check --quiet --no-cache .
   .venv/bin/ruff format --quiet --no-cache --check .
+}
+
+# The chart's pods, as processes; where that cannot be done, it says so on stderr.
+chart_pods() {
+  { .venv/bin/python integration/chart/process.py 2>&1 1>&3 | tee -a "$test_errors" >&2; } 3>&1
 }
 
 # Keeps a copy of stderr, where tests say that they were skipped.
@@ -96,6 +101,15 @@ vllm_engine() {
   .venv/bin/python -m pytest --quiet -p no:cacheprovider integration/vllm
 }
 
+# Dynamo's own indexer.
+dynamo_indexer() {
+  if [[ $(uname -m) != x86_64 ]]; then
+    echo "$skip_mark"'dynamo: its indexer is pinned for x86-64)' | tee -a "$test_errors" >&2
+    return
+  fi
+  integration/dynamo/check.sh
+}
+
 docs() {
   RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 }
@@ -109,5 +123,7 @@ part 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
 part 'without rocksdb' cargo check --workspace --no-default-features --locked
 part 'docs' docs
 part 'tests' tests
+part 'chart pods' chart_pods
 part 'python package' python_package
+part 'dynamo' dynamo_indexer
 part 'vllm' vllm_engine

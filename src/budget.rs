@@ -43,6 +43,11 @@ const OBJECT_STAGING_BYTES: u64 = 48 * MIB;
 /// Of the blocks that the index has room for, nvme may hold this many eighths: the rest is for what
 /// is in dram only, which would be refused if nvme could fill the index.
 const NVME_BLOCKS_EIGHTHS: u64 = 7;
+/// Where routers are told of blocks, what they were told takes 1 / this of the limit: a third of it where all
+/// blocks are, the rest for three routers or workers that are told of all of them.
+const EVENTS_DIVISOR: u64 = 32;
+/// The least: what is kept to be sent again, and ten thousand blocks.
+const EVENTS_BYTES_MIN: u64 = 16 * MIB;
 /// Reserve that does not depend on the limit: code, runtime, thread stacks, metrics.
 const RESERVE_BYTES: u64 = 40 * MIB;
 /// Reserve for allocator slack and page tables: 1 / this of the limit.
@@ -78,6 +83,8 @@ pub struct Budget {
     pub nvme_staging: u64,
     /// Packs and ranges of the object tier on their way; 0 without one.
     pub object_staging: u64,
+    /// What routers were told; 0 where none are.
+    pub events: u64,
     /// What nobody may claim, with what an explicit dram capacity leaves.
     pub reserve: u64,
 }
@@ -88,6 +95,8 @@ struct Tiers {
     nvme: bool,
     /// Bytes of a pack, with an object tier.
     pack_bytes: Option<u64>,
+    /// Routers are told of what is in them.
+    told: bool,
 }
 
 impl Tiers {
@@ -96,6 +105,7 @@ impl Tiers {
         Self {
             nvme: config.nvme.is_enabled(),
             pack_bytes: object.is_enabled().then_some(object.pack_bytes.0),
+            told: config.events.publish.given().is_some(),
         }
     }
 }
@@ -173,7 +183,7 @@ impl Budget {
     }
 
     /// The shares that depend on the limit only; dram is left 0.
-    fn shares(limit: u64, Tiers { nvme, pack_bytes }: Tiers) -> Self {
+    fn shares(limit: u64, Tiers { nvme, pack_bytes, told }: Tiers) -> Self {
         let of_nvme = |divisor: u64, least: u64, most: u64| {
             if nvme { (limit / divisor).clamp(least, most) } else { 0 }
         };
@@ -190,6 +200,7 @@ impl Budget {
                 NVME_STAGING_BYTES_MAX,
             ),
             object_staging: pack_bytes.map_or(0, |pack| pack + OBJECT_STAGING_BYTES),
+            events: if told { (limit / EVENTS_DIVISOR).max(EVENTS_BYTES_MIN) } else { 0 },
             reserve: RESERVE_BYTES + limit / RESERVE_DIVISOR,
         }
     }
@@ -201,6 +212,7 @@ impl Budget {
             + self.nvme_index
             + self.nvme_staging
             + self.object_staging
+            + self.events
             + self.reserve
     }
 
@@ -243,6 +255,7 @@ impl fmt::Display for Budget {
             ("nvme index", self.nvme_index, "cache and write buffers of the index on disk"),
             ("nvme staging", self.nvme_staging, "blocks on their way to and from the disk"),
             ("object", self.object_staging, "packs on their way to the bucket, ranges from it"),
+            ("events", self.events, "what routers were told, and what is kept to tell them again"),
             ("reserve", self.reserve, "code, runtime, allocator; what nobody may claim"),
             ("limit", self.limit, "all of it"),
         ];
@@ -318,6 +331,11 @@ mod tests {
         assert!(!with.contains("object"), "{with}");
         let with = table(with_object(config(Some(GIB), None)));
         assert!(with.contains("object           80  packs"), "{with}");
+        assert!(!with.contains("events"), "{with}");
+        let mut telling = config(Some(GIB), None);
+        telling.events.publish = "llm-d=tcp://epp:5557,model=m".parse().unwrap();
+        let telling = table(telling);
+        assert!(telling.contains("events           32  what"), "{telling}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// The OpenMetrics content type.
-const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(crate) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What a reader of pages is told that speaks no TLS.
 pub(crate) fn plain_answer() -> Vec<u8> {

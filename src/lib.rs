@@ -37,6 +37,7 @@ pub mod readiness;
 mod reload;
 pub mod replay;
 mod resp;
+mod router;
 pub mod schemes;
 pub mod score;
 pub mod server;

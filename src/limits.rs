@@ -191,6 +191,41 @@ pub const EVENT_HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 pub const EVENT_REPLAY_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two attempts to reach an engine, the first and the longest.
 pub const EVENT_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+/// Routers that are told where blocks are: each worker of each router is one.
+pub const PUBLISH_TARGETS_MAX: usize = 256;
+/// Those who listen to one publisher: the replicas of a router, and somebody who looks on.
+pub const PUBLISH_PEERS_MAX: usize = 32;
+/// Topics that one of them asks for, and the longest of these: all ask for one, or for everything.
+pub const PUBLISH_PREFIXES_MAX: usize = 16;
+/// See [`PUBLISH_PREFIXES_MAX`].
+pub const PUBLISH_PREFIX_BYTES_MAX: usize = 1024;
+/// Bytes that wait for one of them: more than this, and it is cut off, and told all again.
+pub const PUBLISH_QUEUE_BYTES_MAX: usize = 16 * MIB;
+/// Bytes that wait for the slowest of them before nothing more is made.
+pub const PUBLISH_BACKLOG_BYTES: usize = 4 * MIB;
+/// Longest time for one of them to take a batch: 100 kB/s. One that takes longer is cut off.
+pub const PUBLISH_WRITE_DEADLINE: Duration = Duration::from_secs(5);
+/// Batches that are kept to be sent again, as engines keep them.
+pub const PUBLISH_KEPT_BATCHES: usize = 10_000;
+/// All that is kept together may take 1 / this of what is there for events.
+pub const PUBLISH_KEPT_SHARE_DIVISOR: u64 = 4;
+/// And what is known of blocks another 1 / this of it: 80 bytes each.
+pub const PUBLISH_WORLD_SHARE_DIVISOR: u64 = 4;
+/// Bytes for each block that one target was told of: its entry, and its places in lists now and then.
+pub const PUBLISH_ENTRY_BYTES: u64 = 128;
+/// Workers that are expected where they are not named: more of them are told of fewer blocks.
+pub const PUBLISH_WORKERS_EXPECTED: u64 = 8;
+/// Blocks that a target is told of before the others have their turn: a millisecond or two.
+pub const PUBLISH_STEP_BLOCKS: usize = 4096;
+/// Events of one batch, and its blocks: about 100 kB.
+pub const PUBLISH_BATCH_EVENTS: usize = 16;
+/// See [`PUBLISH_BATCH_EVENTS`].
+pub const PUBLISH_BATCH_BLOCKS: usize = 1024;
+/// How often it is looked who has opened what, and how the tiers are.
+pub const PUBLISH_LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// How long a tier must be unwell before it is not announced any more, and well before it is again.
+pub const PUBLISH_WITHDRAW_AFTER: (Duration, Duration) =
+    (Duration::from_secs(10), Duration::from_secs(30));
 /// Prompts of one lookup of a router.
 pub const ROUTER_PROMPTS_MAX: usize = 64;
 /// Tokens, or hashes, of all prompts of a call: as many tokens as the longest prompt of a lookup has.

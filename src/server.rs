@@ -37,7 +37,10 @@ use crate::{
     budget::{Budget, Machine},
     bulk::{self, Bulk},
     config::{Config, Events, Problems},
-    events::subscribe,
+    events::{
+        publish::{self, Publishers},
+        subscribe,
+    },
     http, id,
     identity_file::{self, IdentityError},
     limits::{BULK_CONNECTIONS_MAX, CONNECTIONS_MAX},
@@ -108,6 +111,7 @@ pub struct Server {
     addresses: Addresses,
     drain_grace: Duration,
     events: Events,
+    publishers: Publishers,
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
     bulk: Vec<bulk::Listener>,
@@ -161,6 +165,10 @@ impl Server {
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
+        let publishers =
+            publish::bind(config, budget.events).await.map_err(|(address, source)| {
+                ServeError::Listen { key: "events.publish", address, source }
+            })?;
         let tier_metrics = TierMetrics::register(&mut registry);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
@@ -182,6 +190,7 @@ impl Server {
             addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
             drain_grace: config.server.drain_grace.0,
             events: config.events.clone(),
+            publishers,
             grpc: Some(grpc),
             http: Some(http),
             bulk,
@@ -253,6 +262,8 @@ impl Server {
             resp::start(listener, node, self.calls.clone(), gate);
         }
         subscribe::start(&self.events, &self.node);
+        let publishers = std::mem::take(&mut self.publishers);
+        publish::start(publishers, &self.node);
         self.starting = None;
         let Addresses { grpc, http, bulk, resp } = self.addresses;
         info!(%grpc, %http, ?bulk, ?resp, node = self.node.name, "listening");

@@ -1,124 +1,90 @@
 """What every rendering of the chart must hold, as small rules over its manifests.
 
-A rule returns its complaints. `DAMAGES` lists ways to break each rule; check.py applies them to
+A rule returns its complaints. damages.py lists ways to break each rule; check.py applies them to
 good manifests and expects the complaint, so a rule that never fires is a failure itself.
 """
 
 from __future__ import annotations
 
-import base64
 import re
-import tomllib
 from collections.abc import Callable
-from typing import Any
 
-Manifest = dict[str, Any]
+import standards
+from manifests import (
+    Manifest,
+    binary_bytes,
+    config,
+    differences,
+    environment,
+    generated_secrets,
+    is_agent,
+    of_kind,
+    pod,
+    seconds,
+    server,
+    template,
+    workload,
+)
+
 Rule = Callable[[list[Manifest]], list[str]]
-Damage = Callable[[list[Manifest]], object]
 
 SELECTOR_LABELS = {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
 PROBES = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
-NVME = "nvme"
-UNITS_BYTES = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-UNITS_SECONDS = {"h": 3600, "m": 60, "s": 1}
-
-
-def of_kind(manifests: list[Manifest], kind: str) -> list[Manifest]:
-    """The manifests of one kind."""
-    return [manifest for manifest in manifests if manifest["kind"] == kind]
-
-
-def one(manifests: list[Manifest], kind: str) -> Manifest:
-    """The only manifest of one kind."""
-    (found,) = of_kind(manifests, kind)
-    return found
-
-
-def pod(manifests: list[Manifest]) -> Manifest:
-    """The spec of the pods."""
-    return one(manifests, "StatefulSet")["spec"]["template"]["spec"]
-
-
-def server(manifests: list[Manifest]) -> Manifest:
-    """The only container."""
-    (container,) = pod(manifests)["containers"]
-    return container
-
-
-def claim(manifests: list[Manifest]) -> Manifest:
-    """The only claim of the pods."""
-    (found,) = one(manifests, "StatefulSet")["spec"]["volumeClaimTemplates"]
-    return found
-
-
-def config(manifests: list[Manifest]) -> dict[str, Any]:
-    """The configuration file, read as the server reads it."""
-    return tomllib.loads(one(manifests, "ConfigMap")["data"]["config.toml"])
-
-
-def generated_secrets(manifests: list[Manifest]) -> list[str]:
-    """Every value of every Secret, decoded."""
-    values = [v for secret in of_kind(manifests, "Secret") for v in secret["data"].values()]
-    return [base64.b64decode(value).decode() for value in values]
-
-
-def differences(found: dict[str, Any], expected: dict[str, Any], where: str) -> list[str]:
-    """What differs from the fields expected."""
-    return [
-        f"{where}.{name} is {found.get(name)!r}, not {value!r}"
-        for name, value in expected.items()
-        if found.get(name) != value
-    ]
-
-
-def seconds(duration: str) -> int:
-    """The length of a duration like 1m30s."""
-    return sum(int(n) * UNITS_SECONDS[unit] for n, unit in re.findall(r"(\d+)([hms])", duration))
-
-
-def binary_bytes(size: str) -> int:
-    """The bytes of a size like 100Gi."""
-    return int(size[:-2]) * UNITS_BYTES[size[-2:]]
+NVME, SOCKET = "nvme", "socket"
+# What an agent may violate of the standard "restricted": it shares directories of the host with
+# engines, which are root.
+AGENT_VIOLATIONS = {"volume_types", "not_root", "not_user_0"}
 
 
 def pods_are_restricted(manifests: list[Manifest]) -> list[str]:
-    """Pods pass the "restricted" pod security standard, and more."""
-    spec, container = pod(manifests), server(manifests)
-    context = spec.get("securityContext", {})
-    problems = differences(
-        context, {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}, "pod"
-    )
-    if not context.get("runAsUser") or context.get("runAsUser") != context.get("fsGroup"):
-        problems.append("pod: runAsUser and fsGroup must be one fixed UID that is not 0")
-    problems += differences(
-        container.get("securityContext", {}),
-        {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "container",
-    )
-    problems += [f"pod: {name} must not be set" for name in spec if name.startswith("host")]
+    """Pods pass the pod security standard "restricted", but for what agents and hostPath need."""
+    violated = standards.violations(template(manifests)["metadata"], pod(manifests))
+    volumes = pod(manifests)["volumes"]
+    allowed = AGENT_VIOLATIONS if is_agent(manifests) else set()
+    if any(v["name"] == NVME and "hostPath" in v for v in volumes):
+        allowed = allowed | {"volume_types"}
+    problems = [f"{name}: {why}" for name, why in violated.items() if name not in allowed]
+    for test in of_kind(manifests, "Pod"):
+        found = standards.violations(test["metadata"], test["spec"])
+        problems += [f"test: {name}: {why}" for name, why in found.items()]
+    return problems
+
+
+def pods_write_nowhere_else(manifests: list[Manifest]) -> list[str]:
+    """Beyond the standard: a root file system that is read-only, one fixed user and its group."""
+    specs = [pod(manifests)] + [p["spec"] for p in of_kind(manifests, "Pod")]
+    problems = []
+    for spec in specs:
+        problems += standards.of_containers(spec, "readOnlyRootFilesystem", True)
+        context = spec["securityContext"]
+        users = {context.get(field) for field in ("runAsUser", "runAsGroup", "fsGroup")}
+        if len(users) != 1 or (users == {0} and not is_agent(manifests)):
+            problems.append(f"runAsUser, runAsGroup and fsGroup are {users}")
     return problems
 
 
 def pods_have_no_rights_and_no_links(manifests: list[Manifest]) -> list[str]:
     """Pods get no API token and no variables named after Services."""
     expected = {"automountServiceAccountToken": False, "enableServiceLinks": False}
-    return differences(pod(manifests), expected, "pod")
+    problems = differences(pod(manifests), expected, "pod")
+    for test in of_kind(manifests, "Pod"):
+        problems += differences(test["spec"], expected, "test")
+    for account in of_kind(manifests, "ServiceAccount"):
+        problems += differences(account, {"automountServiceAccountToken": False}, "account")
+    return problems
 
 
 def volumes_are_safe(manifests: list[Manifest]) -> list[str]:
-    """Configuration is readable by the group only and mounted read-only; nvme alone is writable."""
+    """Configuration is readable by the group only and mounted read-only; nvme alone is writable,
+    and for agents the directory of the socket."""
+    writable = {NVME, SOCKET} if is_agent(manifests) else {NVME}
     problems = [
         f"{m['name']} is writable"
         for m in server(manifests)["volumeMounts"]
-        if not m.get("readOnly") and m["name"] != NVME
+        if not m.get("readOnly") and m["name"] not in writable
     ]
     for volume in pod(manifests)["volumes"]:
-        if volume["name"] == NVME and set(volume) == {"name", "emptyDir"}:
+        if volume["name"] in writable:
             continue
         if set(volume) != {"name", "projected"}:
             problems.append(f"{volume['name']} is not a projected volume")
@@ -128,31 +94,45 @@ def volumes_are_safe(manifests: list[Manifest]) -> list[str]:
 
 
 def nvme_has_its_volume(manifests: list[Manifest]) -> list[str]:
-    """The nvme tier, and nothing else, has a volume: a claim of the pod's own, or a bounded
-    directory that the tier cannot outgrow."""
+    """The nvme tier, and nothing else, has a volume of its own, which the tier cannot outgrow."""
     settings = config(manifests).get("nvme", {})
-    claims = one(manifests, "StatefulSet")["spec"].get("volumeClaimTemplates", [])
-    directories = [v for v in pod(manifests)["volumes"] if "emptyDir" in v]
+    claims = workload(manifests)["spec"].get("volumeClaimTemplates", [])
+    volumes = [v for v in pod(manifests)["volumes"] if v["name"] == NVME]
     mounts = [m for m in server(manifests)["volumeMounts"] if m["name"] == NVME]
-    names = [c["metadata"]["name"] for c in claims] + [v["name"] for v in directories]
+    names = [c["metadata"]["name"] for c in claims] + [v["name"] for v in volumes]
     wanted = [NVME] if settings else []
     problems = [] if names == wanted else [f"volumes {names}, needed: {wanted}"]
     paths = [settings["path"]] if settings else []
     if [m["mountPath"] for m in mounts] != paths:
         problems.append(f"mounted as {mounts}, the config says {settings.get('path')}")
     problems += [f"{m['mountPath']} cannot be written" for m in mounts if m.get("readOnly")]
-    for claim in claims:
-        modes, labels = claim["spec"].get("accessModes"), set(claim["metadata"].get("labels", {}))
+    claims += [v["ephemeral"]["volumeClaimTemplate"] for v in volumes if "ephemeral" in v]
+    for found in claims:
+        modes, labels = found["spec"].get("accessModes"), set(found["metadata"].get("labels", {}))
         if modes != ["ReadWriteOnce"]:
             problems.append(f"the claim has access modes {modes}")
         if labels != SELECTOR_LABELS:
             problems.append(f"the claim template, which cannot change, has labels {labels}")
-    for volume in directories:
-        limit = binary_bytes(volume["emptyDir"].get("sizeLimit", "0Mi"))
+    for directory in (v["emptyDir"] for v in volumes if "emptyDir" in v):
+        limit = binary_bytes(directory.get("sizeLimit", "0Mi"))
         capacity = binary_bytes(settings.get("capacity", "1TiB").removesuffix("B"))
         if capacity > limit * 0.95:
             problems.append(f"a capacity of {capacity} bytes in a directory of {limit} bytes")
     return problems
+
+
+def agents_share_a_socket(manifests: list[Manifest]) -> list[str]:
+    """Agents, and nobody else, have a Unix socket, in a directory of the host at the same path."""
+    listen = config(manifests)["server"]
+    volumes = {v["name"]: v for v in pod(manifests)["volumes"]}
+    mounts = {m["name"]: m["mountPath"] for m in server(manifests)["volumeMounts"]}
+    if not is_agent(manifests):
+        found = [n for n in ("bulk_unix", "shared_memory") if n in listen]
+        return found + [n for n in (SOCKET,) if n in volumes or n in mounts]
+    directory, _, _name = listen.get("bulk_unix", "").rpartition("/")
+    host = volumes.get(SOCKET, {}).get("hostPath", {}).get("path")
+    there = {host, mounts.get(SOCKET)} == {directory}
+    return [] if there else [f"socket in {directory}, mounted {host} at {mounts.get(SOCKET)}"]
 
 
 def probes_ask_the_server(manifests: list[Manifest]) -> list[str]:
@@ -213,14 +193,21 @@ def ports_agree(manifests: list[Manifest]) -> list[str]:
 
 def selectors_are_stable(manifests: list[Manifest]) -> list[str]:
     """Selectors name the release and nothing else, and match the pods."""
-    workload = one(manifests, "StatefulSet")["spec"]
-    labels = workload["template"]["metadata"]["labels"]
-    selectors = {"StatefulSet": workload["selector"]["matchLabels"]}
+    labels = template(manifests)["metadata"]["labels"]
+    selectors = {"nodes": workload(manifests)["spec"]["selector"]["matchLabels"]}
     for service in of_kind(manifests, "Service"):
         selectors[service["metadata"]["name"]] = service["spec"]["selector"]
     for budget in of_kind(manifests, "PodDisruptionBudget"):
         selectors["PodDisruptionBudget"] = budget["spec"]["selector"]["matchLabels"]
-    problems = []
+    for policy in of_kind(manifests, "NetworkPolicy"):
+        selectors["NetworkPolicy"] = policy["spec"]["podSelector"]["matchLabels"]
+    tests = [p["metadata"]["labels"] for p in of_kind(manifests, "Pod")]
+    problems = [
+        f"{owner} selects the pod of the test"
+        for owner, selector in selectors.items()
+        for test in tests
+        if selector.items() <= test.items()
+    ]
     for owner, selector in selectors.items():
         if set(selector) != SELECTOR_LABELS:
             problems.append(f"{owner} selects by {sorted(selector)}")
@@ -234,18 +221,24 @@ def selectors_are_stable(manifests: list[Manifest]) -> list[str]:
 
 
 def workload_starts_together(manifests: list[Manifest]) -> list[str]:
-    """Nodes start in parallel behind a headless Service that exists and lists them at once."""
-    workload = one(manifests, "StatefulSet")["spec"]
-    problems = differences(workload, {"podManagementPolicy": "Parallel"}, "StatefulSet")
+    """Nodes start in parallel behind a headless Service that exists and lists them at once; the
+    Services of agents stay on their host."""
+    found = workload(manifests)["spec"]
     headless = [s for s in of_kind(manifests, "Service") if s["spec"].get("clusterIP") == "None"]
-    if [s["metadata"]["name"] for s in headless] != [workload["serviceName"]]:
-        problems.append(f"serviceName {workload['serviceName']} is not the headless Service")
-    problems += [
+    problems = []
+    if is_agent(manifests):
+        clients = [s for s in of_kind(manifests, "Service") if s not in headless]
+        wanted = {"internalTrafficPolicy": "Local"}
+        problems += [p for s in clients for p in differences(s["spec"], wanted, "Service")]
+    else:
+        problems += differences(found, {"podManagementPolicy": "Parallel"}, "StatefulSet")
+        if [s["metadata"]["name"] for s in headless] != [found["serviceName"]]:
+            problems.append(f"serviceName {found['serviceName']} is not the headless Service")
+    return problems + [
         f"{s['metadata']['name']} hides nodes that are not ready"
         for s in headless
         if not s["spec"].get("publishNotReadyAddresses")
     ]
-    return problems
 
 
 def command_reads_the_config(manifests: list[Manifest]) -> list[str]:
@@ -268,24 +261,32 @@ def command_reads_the_config(manifests: list[Manifest]) -> list[str]:
 
 
 def nodes_are_told_apart(manifests: list[Manifest]) -> list[str]:
-    """Each node goes by its pod's name, and tells clients an address of its own."""
-    names = {e["name"]: e.get("valueFrom", e.get("value")) for e in server(manifests)["env"]}
-    problems = []
-    if names.get("KV_NODE__NAME") != {"fieldRef": {"fieldPath": "metadata.name"}}:
-        problems.append("KV_NODE__NAME is not the pod's name")
-    if "advertise" in config(manifests).get("node", {}):
-        wanted = None
-    else:
-        workload = one(manifests, "StatefulSet")
-        port = config(manifests)["server"]["grpc_listen"].rsplit(":", 1)[1]
-        service = f"{workload['spec']['serviceName']}.{workload['metadata']['namespace']}"
-        wanted = f"$(KV_NODE__NAME).{service}.svc:{port}"
-    found = names.get("KV_NODE__ADVERTISE")
-    if found != wanted:
-        problems.append(f"KV_NODE__ADVERTISE is {found}, not {wanted}")
+    """Each node goes by its pod's name, an agent by its host's, knows its host, and tells clients
+    an address of its own."""
+    names = environment(server(manifests))
+    name = "spec.nodeName" if is_agent(manifests) else "metadata.name"
+    expected = {
+        "KV_NODE__NAME": {"fieldRef": {"fieldPath": name}},
+        "KV_NODE__HOST": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+    }
+    port = config(manifests)["server"]["grpc_listen"].rsplit(":", 1)[1]
+    uses = "KV_NODE__NAME"
+    if is_agent(manifests):
+        uses = "POD_IP"
+        expected |= {
+            uses: {"fieldRef": {"fieldPath": "status.podIP"}},
+            "KV_NODE__ADVERTISE": f"$(POD_IP):{port}",
+        }
+    elif "advertise" not in config(manifests).get("node", {}):
+        nodes = workload(manifests)
+        service = f"{nodes['spec']['serviceName']}.{nodes['metadata']['namespace']}"
+        expected["KV_NODE__ADVERTISE"] = f"$(KV_NODE__NAME).{service}.svc:{port}"
+    elif "KV_NODE__ADVERTISE" in names:
+        return ["KV_NODE__ADVERTISE hides the address that the values give"]
+    problems = differences(names, expected, "env")
     order = list(names)
-    if wanted and order.index("KV_NODE__NAME") > order.index("KV_NODE__ADVERTISE"):
-        problems.append("KV_NODE__NAME must come first, for the other one uses it")
+    if "KV_NODE__ADVERTISE" in names and order.index(uses) > order.index("KV_NODE__ADVERTISE"):
+        problems.append(f"{uses} must come first, for KV_NODE__ADVERTISE uses it")
     return problems
 
 
@@ -308,10 +309,11 @@ def protocols_are_named(manifests: list[Manifest]) -> list[str]:
 
 
 def image_is_pinned(manifests: list[Manifest]) -> list[str]:
-    """The image has a version or a digest."""
-    image = server(manifests)["image"]
-    pinned = re.search(r"(@sha256:[0-9a-f]{64}|:\d[\w.+-]*)$", image)
-    return [] if pinned else [f"image {image}"]
+    """There is one image, and it has a version or a digest."""
+    tests = [p["spec"] for p in of_kind(manifests, "Pod")]
+    images = {c["image"] for spec in [pod(manifests), *tests] for c in standards.containers(spec)}
+    pinned = [i for i in images if re.search(r"(@sha256:[0-9a-f]{64}|:\d[\w.+-]*)$", i)]
+    return [] if len(images) == len(pinned) == 1 else [f"images {images}"]
 
 
 def secrets_are_kept(manifests: list[Manifest]) -> list[str]:
@@ -331,9 +333,11 @@ def secrets_are_kept(manifests: list[Manifest]) -> list[str]:
 
 RULES: list[Rule] = [
     pods_are_restricted,
+    pods_write_nowhere_else,
     pods_have_no_rights_and_no_links,
     volumes_are_safe,
     nvme_has_its_volume,
+    agents_share_a_socket,
     probes_ask_the_server,
     grace_exceeds_drain,
     memory_is_guaranteed,
@@ -346,81 +350,4 @@ RULES: list[Rule] = [
     protocols_are_named,
     image_is_pinned,
     secrets_are_kept,
-]
-
-# One way after another to break a rule.
-DAMAGES: list[tuple[Rule, Damage]] = [
-    (pods_are_restricted, lambda m: pod(m)["securityContext"].pop("seccompProfile")),
-    (pods_are_restricted, lambda m: pod(m)["securityContext"].update(runAsUser=0)),
-    (pods_are_restricted, lambda m: pod(m).update(hostNetwork=True)),
-    (pods_are_restricted, lambda m: server(m)["securityContext"].pop("capabilities")),
-    (pods_are_restricted, lambda m: server(m)["securityContext"].pop("readOnlyRootFilesystem")),
-    (pods_have_no_rights_and_no_links, lambda m: pod(m).pop("automountServiceAccountToken")),
-    (pods_have_no_rights_and_no_links, lambda m: pod(m).update(enableServiceLinks=True)),
-    (volumes_are_safe, lambda m: server(m)["volumeMounts"][0].pop("readOnly")),
-    (volumes_are_safe, lambda m: pod(m)["volumes"][0]["projected"].update(defaultMode=0o444)),
-    (volumes_are_safe, lambda m: pod(m)["volumes"].append({"name": "x", "hostPath": {}})),
-    (volumes_are_safe, lambda m: server(m)["volumeMounts"].append({"name": "x"})),
-    (nvme_has_its_volume, lambda m: one(m, "StatefulSet")["spec"].pop("volumeClaimTemplates")),
-    (nvme_has_its_volume, lambda m: claim(m)["spec"].update(accessModes=["ReadWriteMany"])),
-    (nvme_has_its_volume, lambda m: claim(m)["metadata"]["labels"].update({"helm.sh/chart": "1"})),
-    (nvme_has_its_volume, lambda m: server(m)["volumeMounts"].pop()),
-    (nvme_has_its_volume, lambda m: server(m)["volumeMounts"][1].update(readOnly=True)),
-    (nvme_has_its_volume, lambda m: server(m)["volumeMounts"][1].update(mountPath="/x")),
-    (
-        nvme_has_its_volume,
-        lambda m: pod(m)["volumes"].append({"name": NVME, "emptyDir": {"sizeLimit": "1Gi"}}),
-    ),
-    (probes_ask_the_server, lambda m: server(m).pop("livenessProbe")),
-    (probes_ask_the_server, lambda m: server(m)["readinessProbe"]["httpGet"].update(path="/livez")),
-    (grace_exceeds_drain, lambda m: pod(m).update(terminationGracePeriodSeconds=20)),
-    (memory_is_guaranteed, lambda m: server(m)["resources"].pop("limits")),
-    (memory_is_guaranteed, lambda m: server(m)["resources"]["requests"].update(memory="1Gi")),
-    (ports_agree, lambda m: server(m)["ports"][0].pop("protocol")),
-    (ports_agree, lambda m: server(m)["ports"][0].update(containerPort=1)),
-    (ports_agree, lambda m: of_kind(m, "Service")[0]["spec"]["ports"][1].pop("protocol")),
-    (ports_agree, lambda m: of_kind(m, "Service")[1]["spec"]["ports"].pop()),
-    (selectors_are_stable, lambda m: of_kind(m, "Service")[0]["spec"]["selector"].update(v="1")),
-    (
-        selectors_are_stable,
-        lambda m: one(m, "StatefulSet")["spec"]["template"]["metadata"]["labels"].update(
-            {"helm.sh/chart": "kvstrata-0.1.0"}
-        ),
-    ),
-    (
-        selectors_are_stable,
-        lambda m: one(m, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].update(
-            {"app.kubernetes.io/name": "other"}
-        ),
-    ),
-    (workload_starts_together, lambda m: one(m, "StatefulSet")["spec"].pop("podManagementPolicy")),
-    (workload_starts_together, lambda m: one(m, "StatefulSet")["spec"].update(serviceName="x")),
-    (workload_starts_together, lambda m: of_kind(m, "Service")[0]["spec"].pop("clusterIP")),
-    (command_reads_the_config, lambda m: server(m)["args"].pop()),
-    (nodes_are_told_apart, lambda m: server(m)["env"][0].update(valueFrom=None)),
-    (nodes_are_told_apart, lambda m: server(m)["env"].reverse()),
-    (nodes_are_told_apart, lambda m: server(m)["env"][1].update(value="localhost:9400")),
-    (command_reads_the_config, lambda m: server(m)["volumeMounts"][0].update(mountPath="/x")),
-    (
-        command_reads_the_config,
-        lambda m: pod(m)["volumes"][0]["projected"]["sources"].pop(),
-    ),
-    (
-        others_are_kept_out,
-        lambda m: one(m, "ConfigMap")["data"].update({"config.toml": "[auth]\n"}),
-    ),
-    (
-        others_are_kept_out,
-        lambda m: one(m, "ConfigMap")["data"].update(
-            {"config.toml": "[auth]\nallow_anonymous = false\n"}
-        ),
-    ),
-    (
-        protocols_are_named,
-        lambda m: of_kind(m, "Service")[0]["spec"]["ports"][0].pop("appProtocol"),
-    ),
-    (image_is_pinned, lambda m: server(m).update(image="kvstrata:latest")),
-    (image_is_pinned, lambda m: server(m).update(image="kvstrata")),
-    (secrets_are_kept, lambda m: of_kind(m, "Secret")[0]["metadata"]["annotations"].clear()),
-    (secrets_are_kept, lambda m: server(m)["env"].append({"value": generated_secrets(m)[0]})),
 ]

@@ -31,8 +31,8 @@ const ONLY: &[Only] = &[
     },
     Only {
         names: &["axum"],
-        rooms: &["src/http", "src/console", "src/server.rs", "integration"],
-        instead: "HTTP is spoken in src/http only",
+        rooms: &["src/http", "src/console", "src/router", "src/server.rs", "integration"],
+        instead: "HTTP is spoken in src/http and, to engines, in src/router",
     },
     Only {
         names: &["object_store"],

@@ -9,6 +9,7 @@ pub mod plan;
 mod progress;
 pub mod put;
 pub mod replay;
+pub mod router;
 pub mod router_config;
 pub mod serve;
 pub mod settings;
@@ -54,6 +55,8 @@ pub enum Command {
     Get(get::Args),
     /// Tell which tier holds each key.
     Lookup(lookup::Args),
+    /// Run a proxy that sends each prompt to the engine that needs least for it, until SIGTERM or SIGINT.
+    Router(router::Args),
     /// Show what a server holds and has done.
     Stats(stats::Args),
     /// Say what is wrong with a live setup, and what to do.
@@ -119,6 +122,7 @@ pub async fn run() -> ExitCode {
         Command::Put(args) => put::run(args).await.map_err(Failure::from),
         Command::Get(args) => get::run(args).await.map_err(Failure::from),
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
+        Command::Router(args) => router::run(args).await,
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
         Command::Doctor(args) => doctor::run(args).await,
         Command::RouterConfig(args) => router_config::run(args).await.map_err(Failure::from),

@@ -1,19 +1,25 @@
-//! The section of events: which engines are listened to.
+//! The section of events: which engines are listened to, and which routers are told.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::Maybe;
+use super::{Auto, EventTargets, Maybe, PathText};
 use crate::{auth::ONLY_TENANT, limits::EVENT_SOURCES_MAX};
 
-/// Which engines are listened to.
+/// Which engines are listened to, and which routers are told.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Events {
     /// Engines whose events say what blocks are: their parents, their places in their chains, and, for
     /// namespaces that keep them, their tokens. Default `none`: what a put says is known.
     pub subscribe: Maybe<EventSources>,
+    /// Routers that are told where the blocks are that their workers can load. Default `none`. Only blocks of
+    /// namespaces that keep tokens can be told of, and tokens are told, without encryption.
+    pub publish: Maybe<EventTargets>,
+    /// Folder in which is noted what routers were told, so that it can be withdrawn after a restart. Default
+    /// `auto`: in `nvme.path`, or nowhere without nvme, where routers keep what was true before.
+    pub publish_state: Auto<Maybe<PathText>>,
 }
 
 /// Engines, of which there is at least one.
@@ -39,7 +45,7 @@ pub struct EventSource {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadSources;
 
-const SCHEME: &str = "tcp://";
+pub(super) const SCHEME: &str = "tcp://";
 
 impl fmt::Display for BadSources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,13 +74,13 @@ impl FromStr for EventSource {
 
     fn from_str(text: &str) -> Result<Self, BadSources> {
         let mut items = text.split(',').map(str::trim);
-        let publisher = endpoint(items.next().unwrap_or_default())?;
+        let publisher = tcp_address(items.next().unwrap_or_default()).ok_or(BadSources)?;
         let (mut replay, mut model) = (None, None);
         let (mut tenant, mut engine) = (ONLY_TENANT.to_owned(), "vllm".to_owned());
         for item in items {
             match item.split_once('=') {
                 Some((_, "")) | None => return Err(BadSources),
-                Some(("replay", value)) => replay = Some(endpoint(value)?),
+                Some(("replay", value)) => replay = Some(tcp_address(value).ok_or(BadSources)?),
                 Some(("model", value)) => model = Some(value.to_owned()),
                 Some(("tenant", value)) => value.clone_into(&mut tenant),
                 Some(("engine", value)) => value.clone_into(&mut engine),
@@ -85,11 +91,12 @@ impl FromStr for EventSource {
     }
 }
 
-fn endpoint(text: &str) -> Result<String, BadSources> {
-    let address = text.strip_prefix(SCHEME).ok_or(BadSources)?;
-    let (host, port) = address.rsplit_once(':').ok_or(BadSources)?;
+/// The `host:port` of a `tcp://host:port` that can be connected to.
+pub(crate) fn tcp_address(text: &str) -> Option<String> {
+    let address = text.strip_prefix(SCHEME)?;
+    let (host, port) = address.rsplit_once(':')?;
     let known = !host.is_empty() && host != "*" && port.parse::<u16>().is_ok_and(|port| port != 0);
-    known.then(|| address.to_owned()).ok_or(BadSources)
+    known.then(|| address.to_owned())
 }
 
 impl fmt::Display for EventSources {

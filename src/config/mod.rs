@@ -13,16 +13,19 @@ mod events;
 mod load;
 mod nvme;
 mod object;
+mod publish;
 mod trust;
 mod units;
 mod validate;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+pub(crate) use events::tcp_address;
 pub use events::{EventSource, EventSources, Events};
 pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
 pub use nvme::{Nvme, NvmeEngine, NvmePlan, NvmeSpace};
 pub use object::{Object, ObjectAdmission, ObjectUrl};
+pub use publish::{EventTarget, EventTargets, Router};
 use serde::{Deserialize, Serialize};
 pub use trust::{Auth, Tls};
 pub use units::{Address, Auto, Maybe, Period, Size};
@@ -56,7 +59,7 @@ pub struct Config {
     pub auth: Auth,
     /// How connections are encrypted.
     pub tls: Tls,
-    /// Which engines are listened to.
+    /// Which engines are listened to, and which routers are told.
     pub events: Events,
     /// What is logged.
     pub log: Log,

@@ -6,7 +6,7 @@ const DEPTH_MAX: u32 = 16;
 
 /// What is not MessagePack, or not of the kind that is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Broken(pub(super) &'static str);
+pub(crate) struct Broken(pub(super) &'static str);
 
 type Result<T> = std::result::Result<T, Broken>;
 

@@ -293,6 +293,36 @@ label_values! {
 }
 
 label_values! {
+    /// A kind of router that is told where blocks are.
+    RouterLabel {
+        /// Dynamo.
+        Dynamo = "dynamo",
+        /// The endpoint picker of llm-d.
+        LlmD = "llm-d",
+    }
+}
+
+label_values! {
+    /// What a router is told.
+    RouterEvent {
+        /// Blocks can be read from a tier.
+        Stored = "stored",
+        /// They no longer can.
+        Removed = "removed",
+    }
+}
+
+label_values! {
+    /// Why a router is told everything again.
+    ResyncReason {
+        /// It has begun to listen.
+        Subscribed = "subscribed",
+        /// It has missed batches that are not kept any more.
+        Missed = "missed",
+    }
+}
+
+label_values! {
     /// Who tells how long a load took that was estimated.
     Judge {
         /// This node, of its own gets.

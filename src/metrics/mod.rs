@@ -6,6 +6,7 @@
 mod costs;
 mod events;
 mod labels;
+mod publish;
 mod resp;
 mod schemes;
 mod store;
@@ -17,13 +18,15 @@ pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
     Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
-    Reloaded, RespCommand, RespDrop, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
+    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
+    TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Registry, Unit},
 };
+pub use publish::{Part, PublishMetrics, Shown};
 pub use resp::RespMetrics;
 pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
@@ -123,6 +126,8 @@ pub struct ServerMetrics {
     pub resp: RespMetrics,
     /// The events of engines.
     pub events: EventMetrics,
+    /// What routers are told.
+    pub publish: PublishMetrics,
     /// What loading costs.
     pub costs: CostMetrics,
     /// The index of hash schemes.
@@ -167,6 +172,7 @@ impl ServerMetrics {
             trust: TrustMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
+            publish: PublishMetrics::register(registry),
             costs: CostMetrics::register(registry),
             schemes: SchemeMetrics::register(registry),
         };

@@ -4,6 +4,7 @@
 //! [timestamp, [event, ...], data parallel rank?]
 //! event   {"type": "BlockStored", "block_hashes": [...], ...}        by name, or
 //!         ["BlockStored", block_hashes, parent, token_ids, block_size, lora_id, medium, lora_name, ...]
+//!         BlockRemoved has block_hashes, medium, group_idx; AllBlocksCleared has nothing
 //! hash    a number (64 bits of it, signed or not), or its bytes
 //! ```
 //! Fields and kinds of events that are not known are passed over. A batch is read whole or not at all.
@@ -12,12 +13,31 @@ use crate::events::msgpack::{Broken, Reader, Value};
 
 /// Blocks of one event: a prompt of 2 M tokens at 16 to a block.
 const BLOCKS_MAX: usize = 131_072;
-/// The longest name of a LoRA adapter that is kept.
-const LORA_NAME_BYTES_MAX: usize = 256;
+/// The longest name of a LoRA adapter or a medium, and the longest salt, that is kept.
+const TEXT_BYTES_MAX: usize = 256;
+/// Kinds of cache groups of which a block is of use by itself, as engines call them.
+const WHOLE_KINDS: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
+
+/// A batch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) events: Vec<Event>,
+    /// Whose they are, if it is said.
+    pub(crate) rank: Option<u32>,
+}
+
+/// What has become of blocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Event {
+    Stored(Stored),
+    Removed(Removed),
+    /// The engine has none of its blocks any more.
+    Cleared,
+}
 
 /// A block hash as it was published.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Published {
+pub(crate) enum Published {
     /// 64 bits of it.
     Short(u64),
     /// All of it.
@@ -26,41 +46,108 @@ pub(super) enum Published {
 
 /// Blocks that an engine has, in the order of their chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Stored {
-    pub(super) hashes: Vec<Published>,
+pub(crate) struct Stored {
+    pub(crate) hashes: Vec<Published>,
     /// The block before the first one; none at the root.
-    pub(super) parent: Option<Published>,
+    pub(crate) parent: Option<Published>,
     /// Token ids of all of them, or none.
-    pub(super) tokens: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
     /// Tokens in each; 0 if that is not said.
-    pub(super) block_size: usize,
-    pub(super) lora_name: String,
+    pub(crate) block_size: usize,
+    pub(crate) lora_name: String,
+    /// What besides tokens the hash of each is of; empty if that is not said.
+    pub(crate) extras: Vec<Extras>,
+    /// The salt of the chain, of engines that tell it by itself.
+    pub(crate) salt: String,
+    pub(crate) place: Place,
 }
 
-/// Reads a batch; returns what it says of blocks that were stored.
+/// Blocks that an engine has no longer at a place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Removed {
+    pub(crate) hashes: Vec<Published>,
+    pub(crate) place: Place,
+}
+
+/// Where blocks are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// As the engine calls it; empty if it says nothing.
+    pub(crate) medium: String,
+    group: Option<i64>,
+    kind: String,
+}
+
+/// What besides its tokens the hash of a block is of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Extras {
+    /// Names of LoRA adapters, and salts.
+    pub(crate) texts: Vec<String>,
+    /// Anything else: images, embeddings.
+    pub(crate) others: bool,
+}
+
+impl Place {
+    /// On the device that computes: engines that keep blocks nowhere else say nothing.
+    pub(crate) fn is_device(&self) -> bool {
+        matches!(self.medium.as_str(), "" | "GPU" | "DEVICE")
+    }
+
+    /// Of a cache group of which each block is of use by itself. Those of sliding windows are not: they
+    /// come and go while the chain stays.
+    pub(crate) fn is_whole(&self) -> bool {
+        match self.kind.as_str() {
+            "" => self.group.unwrap_or(0) == 0,
+            kind => WHOLE_KINDS.contains(&kind),
+        }
+    }
+
+    /// Reads a field, if it is one of these.
+    fn take(&mut self, name: &[u8], reader: &mut Reader<'_>) -> Result<(), Broken> {
+        match name {
+            b"medium" => self.medium = text(reader)?,
+            b"kv_cache_spec_kind" => self.kind = text(reader)?,
+            b"group_idx" => {
+                self.group = match reader.value()? {
+                    Value::Int(group) => i64::try_from(group).ok(),
+                    value => reader.skip_in(value).map(|()| None)?,
+                }
+            }
+            _ => reader.skip()?,
+        }
+        Ok(())
+    }
+}
+
+/// Reads a batch.
 ///
 /// # Errors
 /// What is wrong with it.
-pub(super) fn read(payload: &[u8]) -> Result<Vec<Stored>, Broken> {
+pub(crate) fn read(payload: &[u8]) -> Result<Batch, Broken> {
     let mut reader = Reader::new(payload);
     let Value::Array(fields @ 2..) = reader.value()? else {
         return Err(Broken("a batch is an array of two or more"));
     };
     reader.skip()?;
-    let Value::Array(events) = reader.value()? else {
+    let Value::Array(count) = reader.value()? else {
         return Err(Broken("the events of a batch are an array"));
     };
-    let mut stored = Vec::new();
-    for _ in 0..events {
-        stored.extend(read_event(&mut reader)?);
+    let mut events = Vec::new();
+    for _ in 0..count {
+        events.extend(read_event(&mut reader)?);
     }
-    for _ in 2..fields {
-        reader.skip()?;
+    let mut rank = None;
+    for place in 2..fields {
+        match reader.value()? {
+            Value::Int(number) if place == 2 => rank = u32::try_from(number).ok(),
+            value => reader.skip_in(value)?,
+        }
     }
-    if reader.is_empty() { Ok(stored) } else { Err(Broken("something behind the batch")) }
+    let batch = Batch { events, rank };
+    if reader.is_empty() { Ok(batch) } else { Err(Broken("something behind the batch")) }
 }
 
-fn read_event(reader: &mut Reader<'_>) -> Result<Option<Stored>, Broken> {
+fn read_event(reader: &mut Reader<'_>) -> Result<Option<Event>, Broken> {
     match reader.value()? {
         Value::Array(fields @ 1..) => read_positions(reader, fields),
         Value::Map(fields) => read_names(reader, fields),
@@ -69,8 +156,8 @@ fn read_event(reader: &mut Reader<'_>) -> Result<Option<Stored>, Broken> {
 }
 
 /// The fields of an event by their place.
-fn read_positions(reader: &mut Reader<'_>, fields: usize) -> Result<Option<Stored>, Broken> {
-    const NAMES: [&[u8]; 7] = [
+fn read_positions(reader: &mut Reader<'_>, fields: usize) -> Result<Option<Event>, Broken> {
+    const STORED: &[&[u8]] = &[
         b"block_hashes",
         b"parent_block_hash",
         b"token_ids",
@@ -78,37 +165,60 @@ fn read_positions(reader: &mut Reader<'_>, fields: usize) -> Result<Option<Store
         b"lora_id",
         b"medium",
         b"lora_name",
+        b"extra_keys",
+        b"group_idx",
+        b"kv_cache_spec_kind",
     ];
+    const REMOVED: &[&[u8]] = &[b"block_hashes", b"medium", b"group_idx", b"kv_cache_spec_kind"];
     let Value::Text(kind) = reader.value()? else {
         return Err(Broken("an event begins with its kind"));
     };
-    let mut stored = Stored::default();
+    let names = match kind {
+        b"BlockStored" => STORED,
+        b"BlockRemoved" => REMOVED,
+        _ => &[],
+    };
+    let mut read = Stored::default();
     for place in 1..fields {
-        let name = NAMES.get(place - 1).filter(|_| kind == b"BlockStored");
-        stored.take(name.copied().unwrap_or_default(), reader)?;
+        read.take(names.get(place - 1).copied().unwrap_or_default(), reader)?;
     }
-    Ok((kind == b"BlockStored").then_some(stored))
+    Ok(read.into_event(kind))
 }
 
 /// The fields of an event by their names, of which its kind may be the last one.
-fn read_names(reader: &mut Reader<'_>, fields: usize) -> Result<Option<Stored>, Broken> {
-    let mut stored = Stored::default();
-    let mut is_stored = false;
+fn read_names(reader: &mut Reader<'_>, fields: usize) -> Result<Option<Event>, Broken> {
+    let mut read = Stored::default();
+    let mut kind: &[u8] = b"";
     for _ in 0..fields {
         match reader.value()? {
-            Value::Text(b"type") => is_stored = reader.value()? == Value::Text(b"BlockStored"),
-            Value::Text(name) => stored.take(name, reader)?,
+            Value::Text(b"type") => match reader.value()? {
+                Value::Text(name) => kind = name,
+                value => reader.skip_in(value)?,
+            },
+            Value::Text(name) => read.take(name, reader)?,
             _ => return Err(Broken("the fields of an event have names")),
         }
     }
-    Ok(is_stored.then_some(stored))
+    Ok(read.into_event(kind))
 }
 
 impl Stored {
+    /// The event of this kind with these fields: those of others have a part of them.
+    fn into_event(self, kind: &[u8]) -> Option<Event> {
+        match kind {
+            b"BlockStored" => Some(Event::Stored(self)),
+            b"BlockRemoved" => {
+                Some(Event::Removed(Removed { hashes: self.hashes, place: self.place }))
+            }
+            b"AllBlocksCleared" => Some(Event::Cleared),
+            _ => None,
+        }
+    }
+
     /// Reads a field.
     fn take(&mut self, name: &[u8], reader: &mut Reader<'_>) -> Result<(), Broken> {
         match name {
-            b"block_hashes" => self.hashes = list(reader, BLOCKS_MAX, hash)?,
+            b"block_hashes" => self.hashes = list(reader, |reader| hash(reader.value()?))?,
             b"parent_block_hash" => {
                 self.parent = match reader.value()? {
                     Value::Nil => None,
@@ -119,27 +229,87 @@ impl Stored {
             b"block_size" => {
                 self.block_size = match reader.value()? {
                     Value::Int(size) => usize::try_from(size).unwrap_or(0),
-                    value => {
-                        reader.skip_in(value)?;
-                        0
-                    }
+                    value => reader.skip_in(value).map(|()| 0)?,
                 }
             }
             b"lora_name" => match reader.value()? {
-                Value::Text(text) if text.len() <= LORA_NAME_BYTES_MAX => {
-                    self.lora_name = String::from_utf8_lossy(text).into_owned();
-                }
-                value => reader.skip_in(value)?,
+                Value::Map(fields) => self.take_metadata(fields, reader)?,
+                value => self.lora_name = text_of(value, reader)?.unwrap_or_default(),
             },
-            _ => reader.skip()?,
+            b"cache_salt" => self.salt = text(reader)?,
+            b"extra_keys" => self.extras = extras(reader)?,
+            name => self.place.take(name, reader)?,
+        }
+        Ok(())
+    }
+
+    /// SGLang has a map in the place of the name.
+    fn take_metadata(&mut self, fields: usize, reader: &mut Reader<'_>) -> Result<(), Broken> {
+        for _ in 0..fields {
+            match reader.value()? {
+                Value::Text(b"cache_salt") => self.salt = text(reader)?,
+                name => {
+                    reader.skip_in(name)?;
+                    reader.skip()?;
+                }
+            }
         }
         Ok(())
     }
 }
 
+/// What the hash of each block is of besides tokens.
+fn extras(reader: &mut Reader<'_>) -> Result<Vec<Extras>, Broken> {
+    match reader.value()? {
+        Value::Array(count) if count <= BLOCKS_MAX => {
+            (0..count).map(|_| extras_of_one(reader)).collect()
+        }
+        value => reader.skip_in(value).map(|()| Vec::new()),
+    }
+}
+
+fn extras_of_one(reader: &mut Reader<'_>) -> Result<Extras, Broken> {
+    let mut extras = Extras::default();
+    let count = match reader.value()? {
+        Value::Array(count) => count,
+        Value::Nil => return Ok(extras),
+        value => {
+            extras.others = true;
+            reader.skip_in(value)?;
+            return Ok(extras);
+        }
+    };
+    for _ in 0..count {
+        let value = reader.value()?;
+        match text_of(value, reader)? {
+            Some(text) => extras.texts.push(text),
+            None => extras.others = true,
+        }
+    }
+    Ok(extras)
+}
+
+fn text(reader: &mut Reader<'_>) -> Result<String, Broken> {
+    let value = reader.value()?;
+    Ok(text_of(value, reader)?.unwrap_or_default())
+}
+
+/// The text that a value is; none if it is something else, or too long.
+fn text_of<'a>(value: Value<'a>, reader: &mut Reader<'a>) -> Result<Option<String>, Broken> {
+    match value {
+        Value::Text(text) if text.len() <= TEXT_BYTES_MAX => {
+            Ok(Some(String::from_utf8_lossy(text).into_owned()))
+        }
+        value => reader.skip_in(value).map(|()| None),
+    }
+}
+
 /// Token ids; those of pairs (as draft models have them) are none that a block can be told by.
 fn tokens(reader: &mut Reader<'_>) -> Result<Vec<u32>, Broken> {
-    let Value::Array(count) = reader.value()? else { return Ok(Vec::new()) };
+    let count = match reader.value()? {
+        Value::Array(count) => count,
+        value => return reader.skip_in(value).map(|()| Vec::new()),
+    };
     let mut tokens = Vec::new();
     let mut known = true;
     for _ in 0..count {
@@ -159,14 +329,13 @@ fn tokens(reader: &mut Reader<'_>) -> Result<Vec<u32>, Broken> {
 
 fn list<T>(
     reader: &mut Reader<'_>,
-    most: usize,
-    one: impl Fn(Value<'_>) -> Result<T, Broken>,
+    one: impl Fn(&mut Reader<'_>) -> Result<T, Broken>,
 ) -> Result<Vec<T>, Broken> {
     let Value::Array(count) = reader.value()? else { return Err(Broken("an array is wanted")) };
-    if count > most {
+    if count > BLOCKS_MAX {
         return Err(Broken("too many blocks"));
     }
-    (0..count).map(|_| one(reader.value()?)).collect()
+    (0..count).map(|_| one(reader)).collect()
 }
 
 fn hash(value: Value<'_>) -> Result<Published, Broken> {

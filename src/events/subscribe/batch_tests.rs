@@ -44,18 +44,73 @@ fn by_place_and_by_name_the_same_is_read() {
     let mut named = vec![vec![0x89]];
     named.extend(fields.iter().flat_map(|(name, value)| [text(name), value.clone()]));
     named.extend([text("a new field"), vec![0x81, 1, 0x91, 2], text("type"), text("BlockStored")]);
-    let expected = Stored {
+    let expected = Event::Stored(Stored {
         hashes: vec![Published::Short(0xffff_ffff_ffff_fff0), Published::Short(5)],
         parent: Some(Published::Short(0xffff_ffff_ffff_fff0)),
         tokens: vec![1, 2, 256, 3],
         block_size: 2,
         lora_name: "adapter".to_owned(),
-    };
+        place: Place { medium: "GPU".to_owned(), ..Place::default() },
+        ..Stored::default()
+    });
     for event in [positional.collect::<Vec<_>>().concat(), named.concat()] {
         let payload =
             batch(&[event.clone(), [vec![0x91], text("AllBlocksCleared")].concat(), event]);
-        assert_eq!(read(&payload).unwrap(), [expected.clone(), expected.clone()]);
+        let read = read(&payload).unwrap();
+        assert_eq!(read.events, [expected.clone(), Event::Cleared, expected.clone()]);
+        assert_eq!(read.rank, None);
     }
+}
+
+#[test]
+fn what_is_removed_is_read_with_its_place() {
+    let hashes = [&[0x91][..], &BIG].concat();
+    let placed = [&[0x94][..], &text("BlockRemoved"), &hashes, &text("CPU"), &[2]].concat();
+    let named = [
+        &[0x84][..],
+        &text("type"),
+        &text("BlockRemoved"),
+        &text("block_hashes"),
+        &hashes,
+        &text("medium"),
+        &text("CPU"),
+        &text("group_idx"),
+        &[2],
+    ];
+    let place = Place { medium: "CPU".to_owned(), group: Some(2), ..Place::default() };
+    let expected = Removed { hashes: vec![Published::Short(0xffff_ffff_ffff_fff0)], place };
+    for event in [placed, named.concat()] {
+        let mut payload = batch(&[event]);
+        *payload.last_mut().unwrap() = 3;
+        let read = read(&payload).unwrap();
+        assert_eq!(read.events, [Event::Removed(expected.clone())]);
+        assert_eq!(read.rank, Some(3));
+    }
+}
+
+#[test]
+fn salts_and_whatever_else_a_hash_is_of_are_read() {
+    let stored = |rest: &[Vec<u8>]| {
+        let count = 0x96 + u8::try_from(rest.len()).unwrap();
+        let head = [&[count][..], &text("BlockStored"), &[0x91], &BIG, &[0xc0, 0x91, 1, 1, 0xc0]];
+        let payload = batch(&[[head.concat(), rest.concat()].concat()]);
+        let Event::Stored(stored) = read(&payload).unwrap().events.remove(0) else { panic!() };
+        stored
+    };
+    let image = [&[0x92][..], &text("image"), &[3]].concat();
+    let of_two = [&[0x92][..], &text("adapter"), &text("salt")].concat();
+    let keys = [vec![0x94, 0xc0], of_two, [vec![0x91], image].concat(), vec![5]].concat();
+    let kind = text("sliding_window");
+    let read = stored(&[text("GPU"), text("adapter"), keys, vec![0], kind]);
+    let texts = Extras { texts: vec!["adapter".into(), "salt".into()], others: false };
+    let others = Extras { texts: vec![], others: true };
+    assert_eq!(read.extras, [Extras::default(), texts, others.clone(), others]);
+    assert!(read.place.is_device() && !read.place.is_whole());
+    // SGLang's way.
+    let metadata = [&[0x82][..], &text("other"), &[0x91, 1], &text("cache_salt"), &text("salt")];
+    let read = stored(&[text("CPU_PINNED"), metadata.concat()]);
+    assert_eq!((read.salt.as_str(), read.lora_name.as_str()), ("salt", ""));
+    assert!(!read.place.is_device() && read.place.is_whole());
 }
 
 #[test]
@@ -71,7 +126,9 @@ fn hashes_may_be_bytes_parents_missing_and_tokens_none_or_odd() {
         (&[0x92, 1, 0x92, 1, 2], vec![]),
         (&[0x91, 9], vec![9]),
     ] {
-        let stored = read(&batch(&[event(tokens)])).unwrap().remove(0);
+        let Event::Stored(stored) = read(&batch(&[event(tokens)])).unwrap().events.remove(0) else {
+            panic!("not stored");
+        };
         assert_eq!(stored.hashes, [Published::Whole(vec![7; 32])]);
         assert_eq!((stored.parent, stored.tokens, stored.block_size), (None, expected, 4));
     }
@@ -150,8 +207,14 @@ fn changed_batches_break_nothing() {
     let mut changes = Changes::of(pool);
     while let Some(payload) = changes.next() {
         let Ok(read) = read(&payload) else { continue };
-        for stored in read {
-            let made = stored.hashes.len() + stored.tokens.len();
+        for event in read.events {
+            let made = match event {
+                Event::Stored(stored) => {
+                    stored.hashes.len() + stored.tokens.len() + stored.extras.len()
+                }
+                Event::Removed(removed) => removed.hashes.len(),
+                Event::Cleared => 0,
+            };
             assert!(made <= payload.len(), "no more is made than there is");
         }
         changes.note_read(payload);

@@ -13,10 +13,12 @@
 //! hash says already which of them a block can be in. What an engine removes from its own memory says
 //! nothing about ours.
 
-mod batch;
+pub(crate) mod batch;
 mod sequence;
 mod source;
 mod table;
+
+pub(crate) use source::{Endpoint, Listener, follow};
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -28,17 +30,16 @@ use kvstrata_tiers::{
 use parking_lot::Mutex;
 
 use self::{
-    batch::{Published, Stored},
+    batch::{Batch, Event, Published, Stored},
     table::{Described, Table, Told},
 };
 use crate::{
     config::{EventSource, Events},
+    events::FIRST_BITS,
     limits::EVENT_BLOCKS_MAX,
+    metrics::EventMetrics,
     node::Node,
 };
-
-/// Engines that take the first bits of a hash for a number; all others take the last ones.
-const FIRST_BITS: &str = "sglang";
 
 /// What engines have told; nothing where none is listened to. Clones share it.
 #[derive(Debug, Clone, Default)]
@@ -188,14 +189,44 @@ fn describe(stack: &Stack, namespace: &Namespace, block: &Described) -> u32 {
     stack.describe(namespace, chain).unwrap_or(0)
 }
 
+/// Describes what one engine tells of.
+struct Describer {
+    source: EventSource,
+    node: Arc<Node>,
+}
+
+impl Listener for Describer {
+    fn take(&mut self, batch: &Batch) {
+        let Node { stack, namespaces, told, .. } = &*self.node;
+        let Some(model) = told.models.iter().find(|model| model.is_of(&self.source)) else {
+            return;
+        };
+        for event in &batch.events {
+            let Event::Stored(stored) = event else { continue };
+            let described = model.take(stack, namespaces, stored);
+            let told = u64::try_from(stored.hashes.len()).unwrap_or(u64::MAX);
+            self.metrics().told_blocks.inc_by(told);
+            self.metrics().described_blocks.inc_by(described);
+        }
+    }
+
+    fn lost(&mut self) {}
+
+    fn metrics(&self) -> &EventMetrics {
+        &self.node.metrics.events
+    }
+}
+
 /// Listens to the engines that the configuration names, until the tasks of the node should end.
 pub(crate) fn start(config: &Events, node: &Arc<Node>) {
     let sources = config.subscribe.given().map_or(&[][..], |sources| &sources.0);
     for source in sources {
-        let following = source::follow(source.clone(), Arc::clone(node));
+        let endpoint =
+            Endpoint { publisher: source.publisher.clone(), replay: source.replay.clone() };
+        let describer = Describer { source: source.clone(), node: Arc::clone(node) };
         let stop = node.tasks.stop_token();
         node.tasks.spawn("events", async move {
-            stop.run_until_cancelled(following).await.unwrap_or_default();
+            stop.run_until_cancelled(follow(endpoint, describer)).await.unwrap_or_default();
         });
     }
 }

@@ -1,48 +1,66 @@
 //! One engine: connected to again and again, and asked for what was missed.
 
-use std::{io, ops::Range, sync::Arc};
+use std::{io, ops::Range};
 
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info};
 
 use super::{
-    batch,
+    batch::{self, Batch},
     sequence::{Seen, Sequence},
 };
 use crate::{
-    config::EventSource,
     events::zmtp::{Connection, Kind},
     limits::{EVENT_REPLAY_DEADLINE, EVENT_RETRY},
     metrics::{EventBatch, EventMetrics},
-    node::Node,
 };
 
 /// The number behind the last batch of a replay.
 const END: u64 = u64::MAX;
 
+/// Where an engine publishes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    /// `host:port` of its publisher.
+    pub(crate) publisher: String,
+    /// `host:port` at which it sends again what was missed; none if it does not.
+    pub(crate) replay: Option<String>,
+}
+
+/// Who is told what an engine publishes, in the order in which it happened.
+pub(crate) trait Listener: Send {
+    /// A batch, which may have been told before: of one start of an engine, the last one told counts.
+    fn take(&mut self, batch: &Batch);
+
+    /// What was told before may no longer be so: something was missed for good, or nobody listens now.
+    fn lost(&mut self);
+
+    /// Where it is counted.
+    fn metrics(&self) -> &EventMetrics;
+}
+
 /// What listens to one engine.
-struct Source {
-    source: EventSource,
-    node: Arc<Node>,
-    metrics: EventMetrics,
+struct Source<L> {
+    endpoint: Endpoint,
+    listener: L,
     sequence: Sequence,
 }
 
 /// Listens to an engine for ever.
-pub(super) async fn follow(source: EventSource, node: Arc<Node>) {
-    let metrics = node.metrics.events.clone();
-    let mut listening = Source { source, node, metrics, sequence: Sequence::default() };
+pub(crate) async fn follow(endpoint: Endpoint, listener: impl Listener) {
+    let mut source = Source { endpoint, listener, sequence: Sequence::default() };
     let (first, longest) = EVENT_RETRY;
     let mut pause = first;
     loop {
-        let publisher = listening.source.publisher.clone();
+        let publisher = source.endpoint.publisher.clone();
         match Connection::open(&publisher, Kind::Subscriber).await {
             Ok(connection) => {
                 pause = first;
                 info!(publisher, "listening to the events of an engine");
-                listening.metrics.connected.inc();
-                let ended = listening.listen(connection).await;
-                listening.metrics.connected.dec();
+                source.listener.metrics().connected.inc();
+                let ended = source.listen(connection).await;
+                source.listener.metrics().connected.dec();
+                source.listener.lost();
                 info!(
                     publisher,
                     reason = ended.err().map(|error| error.to_string()),
@@ -56,7 +74,7 @@ pub(super) async fn follow(source: EventSource, node: Arc<Node>) {
     }
 }
 
-impl Source {
+impl<L: Listener> Source<L> {
     async fn listen(&mut self, mut connection: Connection) -> io::Result<()> {
         connection.subscribe().await?;
         self.sequence.connect();
@@ -64,16 +82,16 @@ impl Source {
             let message = connection.receive().await?;
             // The topic says nothing that the payload does not.
             let [_topic, number, payload] = message.as_slice() else {
-                self.metrics.record_batches(EventBatch::Broken, 1);
+                self.listener.metrics().record_batches(EventBatch::Broken, 1);
                 continue;
             };
             let Some(number) = read_number(number) else {
-                self.metrics.record_batches(EventBatch::Broken, 1);
+                self.listener.metrics().record_batches(EventBatch::Broken, 1);
                 continue;
             };
             match self.sequence.see(number) {
                 Seen::Again => {
-                    self.metrics.record_batches(EventBatch::Repeated, 1);
+                    self.listener.metrics().record_batches(EventBatch::Repeated, 1);
                     continue;
                 }
                 Seen::Next => {}
@@ -86,8 +104,8 @@ impl Source {
     /// Asks for batches, as far as the engine still has them; of those from `unseen` on that do not come,
     /// it is said that they are lost.
     async fn catch_up(&mut self, wanted: Range<u64>, unseen: u64) {
-        let mut brought = 0;
-        if let Some(replay) = self.source.replay.clone() {
+        let mut brought = Brought { next: wanted.start, unseen: 0 };
+        if let Some(replay) = self.endpoint.replay.clone() {
             let replaying = self.replay(&replay, wanted.clone(), unseen, &mut brought);
             match timeout(EVENT_REPLAY_DEADLINE, replaying).await {
                 Ok(Ok(())) => {}
@@ -95,17 +113,19 @@ impl Source {
                 Err(_elapsed) => debug!(replay, "replay not over in time"),
             }
         }
-        let missing = wanted.end.saturating_sub(unseen).saturating_sub(brought);
-        self.metrics.record_batches(EventBatch::Lost, missing);
+        if brought.next < wanted.end {
+            self.listener.lost();
+        }
+        let missing = wanted.end.saturating_sub(unseen).saturating_sub(brought.unseen);
+        self.listener.metrics().record_batches(EventBatch::Lost, missing);
     }
 
-    /// `brought` counts those from `unseen` on.
     async fn replay(
         &mut self,
         address: &str,
         wanted: Range<u64>,
         unseen: u64,
-        brought: &mut u64,
+        brought: &mut Brought,
     ) -> io::Result<()> {
         let mut connection = Connection::open(address, Kind::Dealer).await?;
         connection.send(&[b"", &wanted.start.to_be_bytes()]).await?;
@@ -119,33 +139,39 @@ impl Source {
             if number == END || number >= wanted.end {
                 return Ok(());
             }
-            if number >= wanted.start {
-                *brought += u64::from(number >= unseen);
+            if number >= brought.next {
+                if number > brought.next {
+                    self.listener.lost();
+                }
+                brought.next = number + 1;
+                brought.unseen += u64::from(number >= unseen);
                 self.take(payload, EventBatch::Replayed);
             }
         }
     }
 
-    fn take(&self, payload: &[u8], outcome: EventBatch) {
-        let stored = match batch::read(payload) {
-            Ok(stored) => stored,
-            Err(broken) => {
-                debug!(publisher = self.source.publisher, reason = broken.0, "batch not read");
-                self.metrics.record_batches(EventBatch::Broken, 1);
-                return;
+    fn take(&mut self, payload: &[u8], outcome: EventBatch) {
+        match batch::read(payload) {
+            Ok(batch) => {
+                self.listener.metrics().record_batches(outcome, 1);
+                self.listener.take(&batch);
             }
-        };
-        self.metrics.record_batches(outcome, 1);
-        let Node { stack, namespaces, told, .. } = &*self.node;
-        let Some(model) = told.models.iter().find(|model| model.is_of(&self.source)) else {
-            return;
-        };
-        for stored in &stored {
-            let described = model.take(stack, namespaces, stored);
-            self.metrics.told_blocks.inc_by(u64::try_from(stored.hashes.len()).unwrap_or(u64::MAX));
-            self.metrics.described_blocks.inc_by(described);
+            Err(broken) => {
+                let publisher = &self.endpoint.publisher;
+                debug!(publisher, reason = broken.0, "batch not read");
+                self.listener.metrics().record_batches(EventBatch::Broken, 1);
+                self.listener.lost();
+            }
         }
     }
+}
+
+/// What a replay has brought.
+struct Brought {
+    /// Everything before this was brought, or is lost.
+    next: u64,
+    /// How many that were never seen.
+    unseen: u64,
 }
 
 fn read_number(frame: &[u8]) -> Option<u64> {

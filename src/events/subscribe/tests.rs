@@ -18,7 +18,8 @@ const LINE: &str =
     "tcp://h:1,model=m;tcp://h:2,model=m,engine=sglang;tcp://h:3,model=m,tenant=other";
 
 fn listening() -> Node {
-    let config = Events { subscribe: crate::config::Maybe::Given(LINE.parse().unwrap()) };
+    let subscribe = crate::config::Maybe::Given(LINE.parse().unwrap());
+    let config = Events { subscribe, ..Events::default() };
     Node { told: Subscriptions::new(&config), ..node(Vec::new()) }
 }
 
@@ -70,6 +71,7 @@ fn tell(node: &Node, engine: &str, numbers: std::ops::Range<u64>, whole: bool) -
         hashes: numbers.map(publish).collect(),
         block_size: 2,
         lora_name: "adapter".to_owned(),
+        ..Stored::default()
     };
     model.take(&node.stack, &node.namespaces, &stored)
 }
