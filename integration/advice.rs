@@ -230,7 +230,7 @@ async fn prompts_are_found_by_other_names_and_by_their_tokens() {
     let client = Client::connect(server.grpc(), ClientOptions::default()).await.unwrap();
     let wishes = Wishes {
         keep_tokens: true,
-        hash_schemes: ["dynamo", "vllm_u64"].map(str::to_owned).into(),
+        hash_schemes: ["dynamo", "sglang_i64"].map(str::to_owned).into(),
     };
     let NamespaceSpec::Engine(mut identity) = namespace(&PARTS) else { panic!() };
     // By this nobody can make hashes of tokens: the index has to.
@@ -266,9 +266,9 @@ async fn prompts_are_found_by_other_names_and_by_their_tokens() {
     assert_eq!(blocks(named(HashScheme::DynamoLocal, locals.clone())).await, (8, 0, 8));
     let sequences = dynamo::sequences(&locals);
     assert_eq!(blocks(named(HashScheme::DynamoSequence, sequences)).await, (8, 0, 8));
-    let short = |number: u32| u64::from_be_bytes(hash(number).as_bytes()[24..].try_into().unwrap());
+    let short = |number: u32| u64::from_be_bytes(hash(number).as_bytes()[..8].try_into().unwrap());
     let short = (0..5).map(short).collect();
-    assert_eq!(blocks(named(HashScheme::VllmU64, short)).await, (5, 0, 5));
+    assert_eq!(blocks(named(HashScheme::SglangI64, short)).await, (5, 0, 5));
     let mut strange = locals.clone();
     strange[3] = 77;
     assert_eq!(blocks(named(HashScheme::DynamoLocal, strange)).await, (3, 5, 8));
