@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kvstrata_tiers::error::{Error, Result};
-use tokio::{task::yield_now, time::Instant};
+use tokio::{task::coop::consume_budget, time::Instant};
 
 use super::{Candidate, Found, Offer, Prompt, offer::assess_with};
 use crate::{
@@ -89,7 +89,7 @@ impl Node {
             let (total, settings) = (found.total_blocks, &contest.settings);
             assessed.push(assess_with(segments, total, candidate, prefill, settings));
             offers.push(offer);
-            yield_now().await;
+            consume_budget().await;
         }
         let (taken, probabilities) = contest.draw(&assessed)?;
         let reserved = match (offers.get(taken), assessed.get(taken)) {

@@ -68,7 +68,7 @@ pub use self::{
 };
 pub use crate::description::Description;
 use crate::{
-    block::{BlockHash, BlockKey, Hashes},
+    block::{BlockHash, Hashes},
     dram::Pool,
     error::{Error, Result},
     event::EventFeed,
@@ -209,13 +209,6 @@ impl Stack {
         let answer = self.shared.lookup(namespace, hashes, ask);
         namespace.counters().count_lookup(answer.counts);
         answer
-    }
-
-    /// As [`lookup`](Self::lookup) without leases, for those who ask what an engine would find: it does
-    /// not count as a lookup of one.
-    #[must_use]
-    pub fn peek(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Answer {
-        self.shared.lookup(namespace, hashes, Ask::default())
     }
 
     /// Ends the protection of `pins` and touches their blocks tail first.
@@ -430,21 +423,6 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
-    }
-
-    /// Which tiers have a block now, hot to cold.
-    #[must_use]
-    pub fn presence(&self, key: BlockKey) -> [bool; 3] {
-        let at = self.shared.map.hashed(key.namespace, key.hash);
-        let presence = |shard: &mut crate::map::Shard| {
-            let entry = shard.entry(at)?;
-            let mut presence = [false; 3];
-            for (has, tier) in presence.iter_mut().zip(Tier::ALL) {
-                *has = entry.tiers().any(|known| known == tier);
-            }
-            Some(presence)
-        };
-        self.shared.map.with(at, presence).unwrap_or_default()
     }
 
     /// The tiers that have a block, hot to cold, for tests.
