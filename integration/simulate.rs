@@ -103,7 +103,7 @@ fn simulate_refuses_what_it_cannot_use_and_says_why() {
         (&[path, "--workers", "0"], "workers: 0 given, 1 to 1024"),
         (&[path, "--model", "llama-3-70b"], "--prefill-rate"),
         (&[path, "--prefill-rate", "0"], "prefill rate: 0 given, above 0"),
-        (&[path, "--decode-rate", "-1"], "--decode-rate"),
+        (&[path, "--decode-rate=-1"], "decode rate: -1 given"),
         (&[path, "--decode-weight=-1"], "decode weight: -1 given"),
         (&[path, "--tiers", "ram=1%"], "dram=CAPACITY"),
         (&[path, "--bandwidth", "disk=1GB"], "place: disk=1GB given"),
