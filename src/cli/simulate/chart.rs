@@ -144,7 +144,8 @@ fn sources(trace: &TraceReport, area: &Area<'_>) -> std::result::Result<(), Fail
             (FONT, 17).into_font().color(&INK),
         )
         .margin(14)
-        .x_label_area_size(70)
+        .margin_bottom(36)
+        .x_label_area_size(48)
         .y_label_area_size(140)
         .build_cartesian_2d(0.0..100.0, 0.0..count)
         .map_err(failed)?;
@@ -161,6 +162,8 @@ fn sources(trace: &TraceReport, area: &Area<'_>) -> std::result::Result<(), Fail
         .x_label_formatter(&|x| number(*x))
         .draw()
         .map_err(failed)?;
+    // Where this panel is in the whole.
+    let panel = area.get_pixel_range();
     let mut top = count;
     for (load, row) in rows(trace) {
         let (center, mut left) = (top - 0.5, 0.0);
@@ -171,6 +174,7 @@ fn sources(trace: &TraceReport, area: &Area<'_>) -> std::result::Result<(), Fail
             left = right;
         }
         let (x, y) = chart.backend_coord(&(0.0, center));
+        let (x, y) = (x - panel.0.start, y - panel.1.start);
         let name = format!("x{} {}", load.speedup, row.mode);
         area.draw_text(&name, &label_style(&INK, HPos::Right), (x - 8, y)).map_err(failed)?;
         top -= 1.0;
