@@ -256,7 +256,7 @@ impl Schemes {
             else {
                 continue;
             };
-            self.refresh_in(stack, &indexed, keys.iter().map(|key| key.hash));
+            self.refresh_in(stack, &indexed, keys);
         }
     }
 
@@ -283,18 +283,13 @@ impl Schemes {
             .for_each(|(_, table)| table.write().shrink());
     }
 
-    fn refresh_in(
-        &self,
-        stack: &Stack,
-        indexed: &Indexed,
-        hashes: impl Iterator<Item = BlockHash> + Clone,
-    ) {
+    fn refresh_in(&self, stack: &Stack, indexed: &Indexed, keys: &[BlockKey]) {
         let blocks = OfStack { stack, namespace: &indexed.namespace };
         for (scheme, table) in &indexed.tables {
             let mut table = table.write();
             let mut all = Unindexed::default();
-            for hash in hashes.clone() {
-                let Unindexed { full, unlike } = table.refresh(hash, &blocks);
+            for key in keys {
+                let Unindexed { full, unlike } = table.refresh(key.hash, &blocks);
                 all.full += full;
                 all.unlike += unlike;
             }

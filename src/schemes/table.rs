@@ -182,7 +182,12 @@ impl Table {
         while let Some(hash) = due.pop() {
             match blocks.known(hash, self.scheme.is_of_tokens()) {
                 Known::Gone => self.forget(&hash),
-                Known::There => self.note(hash, &mut unindexed),
+                Known::There if !self.scheme.is_of_tokens() => self.note(hash, &mut unindexed),
+                // It was put again since it was described: it has the name that it had, and waits for none.
+                Known::There if matches!(self.places.get(&hash), Some(Place::Waits(_))) => {
+                    self.forget(&hash);
+                }
+                Known::There => {}
                 Known::Described(description) => {
                     if self.place(hash, &description, &mut unindexed) {
                         due.extend(self.waiting.remove(&hash).unwrap_or_default());

@@ -180,7 +180,7 @@ fn memory_is_no_more_than_the_room_counts() {
     let said = |number: u64, waits: bool| Description {
         parent: waits.then(|| hash(number + (1 << 40))),
         position: u32::from(waits),
-        tokens: [number as u32; BLOCK_TOKENS].to_vec(),
+        tokens: [u32::try_from(number).unwrap(); BLOCK_TOKENS].to_vec(),
         lora_name: "adapter".to_owned(),
     };
     for (scheme, waits, per_block) in [

@@ -387,11 +387,6 @@ impl Stack {
         self.shared.flush(deadline).await
     }
 
-    /// Marks blocks as used now, tail first; returns how many are in dram.
-    pub fn touch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
-        self.shared.touch(namespace, hashes)
-    }
-
     /// Removes blocks from every tier; returns how many were there. A put in flight is given up.
     ///
     /// Locations on colder tiers are forgotten in memory now; the removal from the tiers themselves
@@ -405,12 +400,6 @@ impl Stack {
     /// copied or removed already, and complete by themselves.
     pub async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Result<u32> {
         self.shared.remove(namespace, hashes).await
-    }
-
-    /// Says which blocks are in dram and which would have to be loaded; the caller loads them.
-    #[must_use]
-    pub fn prefetch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Prefetch {
-        self.shared.prefetch(namespace, hashes)
     }
 
     /// Follows what becomes readable and what stops being so. One reader at a time:

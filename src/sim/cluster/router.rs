@@ -92,8 +92,7 @@ impl FromStr for Mode {
 #[derive(Debug, Clone, Copy)]
 struct Sent {
     request: usize,
-    /// Blocks that it expects the worker to prefill, by the cost: loads that take long count, too. And
-    /// how long prefill takes.
+    /// Blocks that it expects the worker to prefill, and how long that takes: loads keep no engine busy.
     prefill_blocks: f64,
     prefill_ms: f64,
 }
@@ -240,7 +239,7 @@ impl<'a> Router<'a> {
         expected.cost = if by_time { assessed.ttft_ms } else { assessed.cost };
         expected.load_blocks = assessed.best_blocks;
         let ready = device_blocks.saturating_add(assessed.best_blocks);
-        expected.prefill_blocks = assessed.cost - candidate.decode_blocks;
+        expected.prefill_blocks = f64::from(prompt.blocks.saturating_sub(ready));
         expected.prefill_ms = self.setup.prefill.ms(ready, prompt.blocks);
         expected
     }
