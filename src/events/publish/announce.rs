@@ -18,7 +18,9 @@
 //! continuation of what is announced on it.
 //!
 //! [`resync`](Announcer::resync) withdraws everything and says it again: right for routers that know
-//! everything, part of it, or nothing, because withdrawing what was never told does nothing.
+//! everything, part of it, or nothing, because withdrawing what was never told does nothing. What was withdrawn
+//! a moment ago is withdrawn again, because that may have been lost with a connection: until it is
+//! [settled](Announcer::settle).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -91,6 +93,8 @@ pub(super) struct Announcer {
     shadow: Shadow,
     /// What is to be withdrawn before anything else is said.
     leaving: Vec<(u64, TierSet)>,
+    /// What was withdrawn since the last settling, and between that and the one before.
+    withdrawn: [HashMap<u64, TierSet>; 2],
     dirty: VecDeque<BlockKey>,
     is_dirty: HashSet<BlockKey>,
     /// Blocks that wait to be announced, with their parents.
@@ -140,10 +144,34 @@ impl Announcer {
 
     /// Everything is said again: `all` are the blocks that are somewhere.
     pub(super) fn resync(&mut self, all: impl Iterator<Item = BlockKey>) {
-        self.leaving.extend(self.shadow.take());
+        let mut leaving: HashMap<u64, TierSet> = self.leaving.drain(..).collect();
+        let withdrawn = std::mem::take(&mut self.withdrawn).into_iter().flatten();
+        for (hash, tiers) in self.shadow.take().into_iter().chain(withdrawn) {
+            let known = leaving.entry(hash).or_default();
+            *known = known.with(tiers);
+        }
+        self.leaving.extend(leaving);
         self.pending.clear();
         self.waiting.clear();
         all.for_each(|key| self.changed(key));
+    }
+
+    /// All that was said before the last settling has been heard by whoever listens: what was withdrawn by then
+    /// need not be withdrawn again. Returns that, without what is announced again.
+    pub(super) fn settle(&mut self) -> Vec<(u64, TierSet)> {
+        let [latest, before] = &mut self.withdrawn;
+        let settled = std::mem::replace(before, std::mem::take(latest));
+        let still = |hash| {
+            let later = before.get(&hash).copied().unwrap_or_default();
+            self.shadow.tiers_of(hash).with(later)
+        };
+        let settled = settled.into_iter().map(|(hash, tiers)| (hash, tiers.without(still(hash))));
+        settled.filter(|(_, tiers)| !tiers.is_empty()).collect()
+    }
+
+    /// Whether more is kept of what was withdrawn than there is room for.
+    pub(super) fn must_settle(&self) -> bool {
+        self.withdrawn.iter().map(HashMap::len).sum::<usize>() > self.most
     }
 
     /// Forgets what was to be said: nobody listens. What was said stays written down.
@@ -181,6 +209,7 @@ impl Announcer {
         }
         // Nothing is stored again before it was withdrawn.
         if !self.leaving.is_empty() {
+            self.note_withdrawn(&removed);
             return removed.into_events();
         }
         let mut wanting = Vec::new();
@@ -191,9 +220,20 @@ impl Announcer {
                 wanting.push(key);
             }
         }
+        self.note_withdrawn(&removed);
         let mut events = removed.into_events();
         self.store(&wanting, blocks, gates, limit, &mut events);
         events
+    }
+
+    fn note_withdrawn(&mut self, removed: &Removed) {
+        let [latest, _] = &mut self.withdrawn;
+        for (tier, hashes) in Tier::ALL.into_iter().zip(&removed.hashes) {
+            for hash in hashes {
+                let tiers = latest.entry(*hash).or_default();
+                *tiers = tiers.with(TierSet::of(tier));
+            }
+        }
     }
 
     /// Withdraws what is not so any more; whether there is something to be announced.

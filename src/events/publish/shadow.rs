@@ -79,6 +79,11 @@ impl Shadow {
         known.map_or(TierSet::NONE, |known| known.tiers)
     }
 
+    /// Where whatever block is announced that routers know by this hash.
+    pub(super) fn tiers_of(&self, hash: u64) -> TierSet {
+        self.known.get(&hash).map_or(TierSet::NONE, |known| known.tiers)
+    }
+
     /// Whether a block of another namespace is announced under this hash.
     pub(super) fn is_taken(&self, namespace: u32, hash: u64) -> bool {
         let known = self.known.get(&hash);

@@ -232,6 +232,7 @@ fn what_is_lost_is_asked_for_again_or_everything_is() {
         let mut line = Line::new(HashMap::new());
         let mut ring = Ring::new(1_000_000, limits);
         let mut listener = Listener::default();
+        let mut outage = 0_u64;
         for round in 0..150 {
             let changed = happen(&mut store, &prompts, &mut random);
             changed.iter().for_each(|key| line.announcer.changed(*key));
@@ -241,7 +242,14 @@ fn what_is_lost_is_asked_for_again_or_everything_is() {
                 ring = Ring::new(1_000_000 * (round + 2), limits);
                 line.announcer.resync(store.blocks.keys().copied());
             }
-            let loses = || random.below(10) == 0;
+            // Nothing arrives for a while now and then, now and then for longer than it is kept.
+            let loses = || {
+                if outage == 0 && random.below(15) == 0 {
+                    outage = random.below(25);
+                }
+                outage = outage.saturating_sub(1);
+                outage > 0
+            };
             totals.1 += u32::from(tell(&mut line, &store, &mut ring, &mut listener, loses));
         }
         // A last word, so that what was lost at the end is missed.
@@ -256,5 +264,5 @@ fn what_is_lost_is_asked_for_again_or_everything_is() {
         totals.0 += listener.indexer.check(1, &store, &prompts);
     }
     let (found, missed, asked) = totals;
-    assert!(found > 2000 && missed > 10 && asked > 500, "{totals:?}");
+    assert!(found > 500 && missed > 10 && asked > 100, "{totals:?}");
 }
