@@ -3,6 +3,7 @@
 mod captured;
 mod engine;
 mod process;
+mod real;
 mod tiers;
 
 use std::{sync::atomic::Ordering, time::Duration};
@@ -82,7 +83,7 @@ async fn prompts_go_where_their_beginning_is() {
 async fn a_worker_that_was_restarted_loads_its_prefix_from_the_tiers() {
     let store = Store::default();
     let tiers = Tiers::start(&store);
-    let mut engine = Engine::start(Some(store.clone()));
+    let mut engine = Engine::start(Some(Store::clone(&store)));
     let at = tiers.address.to_string();
     let router =
         RouterProcess::start(&[&engine], &["--kvstrata", &at, "--tiers-deadline", "5s"]).await;
@@ -178,7 +179,7 @@ async fn the_busy_tier_of_the_winner_makes_another_one_win() {
 async fn requests_keep_flowing_without_kvstrata() {
     let store = Store::default();
     let tiers = Tiers::start(&store);
-    let engine = Engine::start(Some(store.clone()));
+    let engine = Engine::start(Some(Store::clone(&store)));
     let at = tiers.address.to_string();
     let router = RouterProcess::start(&[&engine], &["--kvstrata", &at]).await;
     wait_until("kvstrata is asked", SOON, async || {

@@ -378,6 +378,35 @@ TIERS = [
                 },
                 "Routers do not hear of blocks whose description a restart does not bring back.",
             ),
+            Panel(
+                "Blocks in events",
+                "ops",
+                {
+                    "{{target}}: {{type}} {{tier}}": rate(
+                        "kvstrata_router_event_blocks_total", "target, type, tier"
+                    )
+                },
+            ),
+            Panel(
+                "Announced now",
+                "short",
+                {
+                    "{{target}}": "sum by (target) (kvstrata_shadow_entries{@})",
+                    "{{target}}, withheld": "sum by (target) (kvstrata_router_withheld_blocks{@})",
+                    "{{target}}, listeners": "sum by (target) (kvstrata_router_listeners{@})",
+                },
+            ),
+            Panel(
+                "Announced again, and cut off",
+                "ops",
+                {
+                    "{{target}}: {{reason}}": rate(
+                        "kvstrata_router_resync_total", "target, reason"
+                    ),
+                    "{{target}}: cut off": rate("kvstrata_router_cut_listeners_total", "target"),
+                    "asked again": total("kvstrata_seq_gap_requests_total"),
+                },
+            ),
         ],
     ),
 ]

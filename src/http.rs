@@ -1,4 +1,4 @@
-//! `/livez`, `/readyz` and `/metrics` for kubelet and Prometheus; the router's calls as JSON ([`twins`]).
+//! `/livez`, `/readyz` and `/metrics` for kubelet and Prometheus; the router's calls as JSON (`twins`).
 //!
 //! Liveness says only that the process answers: it never depends on a peer, a tier or the load,
 //! because a restart heals none of those. Readiness says whether to send work here.

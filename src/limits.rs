@@ -205,7 +205,12 @@ pub const PUBLISH_QUEUE_BYTES_MAX: usize = 16 * MIB;
 pub const PUBLISH_BACKLOG_BYTES: usize = 4 * MIB;
 /// Longest time for one of them to take a batch: 100 kB/s. One that takes longer is cut off.
 pub const PUBLISH_WRITE_DEADLINE: Duration = Duration::from_secs(5);
-/// Batches that are kept to be sent again, as engines keep them, and their bytes.
+/// How long what was withdrawn is kept, once and once more, to be withdrawn again if a connection is lost: twice
+/// as long as one lasts that does not take what is sent ([`PUBLISH_SILENCE_MAX`]).
+pub const PUBLISH_SETTLE_AFTER: Duration = Duration::from_secs(20);
+/// How long a connection lasts whose peer does not say that it has what was sent.
+pub const PUBLISH_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Batches that are kept to be sent again, as engines keep them.
 pub const PUBLISH_KEPT_BATCHES: usize = 10_000;
 /// All that is kept together may take 1 / this of what is there for events.
 pub const PUBLISH_KEPT_SHARE_DIVISOR: u64 = 4;

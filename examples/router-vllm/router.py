@@ -9,8 +9,10 @@ when kvstrata is killed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +32,8 @@ from server import BINARY, REPOSITORY, Server
 START = 300.0
 """Seconds for engines to start; together on two cores they take more than a minute."""
 MODEL = "smollm2"
+LOG_LINES = 40
+"""Shown of each log if something is not as it should be."""
 
 
 class Answer(NamedTuple):
@@ -74,6 +78,9 @@ class Vllm:
             "endpoint": f"tcp://*:{self.events}",
             "replay_endpoint": f"tcp://*:{self.replay}",
         }
+        specification = REPOSITORY / "integration" / "vllm"
+        tier = offloading({"endpoint": self.kvstrata})
+        self.shared = Path(f"/dev/shm/vllm_offload_{tier['engine_id']}.mmap")
         settings = {
             "--served-model-name": MODEL,
             "--host": "127.0.0.1",
@@ -84,7 +91,7 @@ class Vllm:
             "--max-num-seqs": "4",
             "--prefix-caching-hash-algo": "sha256_cbor",
             "--kv-events-config": json.dumps(events),
-            "--kv-transfer-config": json.dumps(offloading({"endpoint": self.kvstrata})),
+            "--kv-transfer-config": json.dumps(tier),
         }
         flags = [part for setting in settings.items() for part in setting]
         self.process = subprocess.Popen(
@@ -100,9 +107,10 @@ class Vllm:
             stdin=subprocess.DEVNULL,
             stdout=self.log.open("ab"),
             stderr=subprocess.STDOUT,
+            start_new_session=True,
             env={
                 **{name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ},
-                "PYTHONPATH": str(REPOSITORY / "integration" / "vllm"),
+                "PYTHONPATH": f"{specification}:{os.environ.get('PYTHONPATH', '')}",
                 "KVSTRATA_INSTANCE": f"127.0.0.1:{self.http}",
                 "HF_HUB_OFFLINE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
@@ -111,7 +119,6 @@ class Vllm:
                 "VLLM_CPU_KVCACHE_SPACE": "1",
                 "OMP_NUM_THREADS": "1",
                 "KMP_BLOCKTIME": "0",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             },
         )
 
@@ -122,9 +129,11 @@ class Vllm:
         return f"http://127.0.0.1:{self.http},name={self.name},{events}"
 
     def kill(self) -> None:
-        """Ends it at once."""
-        self.process.kill()
+        """Ends it at once, with the processes that it has started, and removes what it leaves."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self.shared.unlink(missing_ok=True)
 
 
 class Router:
@@ -219,7 +228,12 @@ def demonstrate(router: Router, engines: list[Vllm], server: Server, characters:
         router_up(router, engine)
     # An engine's first request takes longer, whatever it is.
     for engine in engines:
-        router.chat(f"Warm {engine.name}.", "Hello")
+        router.chat(f"{engine.name} is warm. " * 20, "Hello")
+    names = [engine.name for engine in engines]
+    until(
+        "both have told how long their blocks are",
+        lambda: all(router.engine(name)["block_tokens"] == BLOCK_TOKENS for name in names),
+    )
     first = router.chat(one, "What is the first word?")
     show("first request", first)
     home = first.route["engine"]
@@ -258,7 +272,7 @@ def demonstrate(router: Router, engines: list[Vllm], server: Server, characters:
         failed("a dead engine was asked")
     victim.start()
     router_up(router, victim)
-    router.chat("Warm again.", "Hello")
+    router.chat("It is warm again. " * 20, "Hello")
     again = router.chat(one, "And once more, please?")
     show("after its restart", again)
     if again.first_token > first.first_token / 2:
@@ -294,10 +308,15 @@ def main() -> None:
         router = Router(home, server.grpc, options.mode, engines)
         try:
             demonstrate(router, engines, server, options.characters)
+        except BaseException:
+            for log in sorted(home.glob("*.log")):
+                print(f"--- {log.name}", *log.read_text().splitlines()[-LOG_LINES:], sep="\n")
+            raise
         finally:
-            for process in (router.process, *(engine.process for engine in engines)):
-                process.kill()
-                process.wait()
+            router.process.kill()
+            router.process.wait()
+            for engine in engines:
+                engine.kill()
             server.kill()
     print("all as it should be")
 

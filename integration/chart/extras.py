@@ -34,24 +34,30 @@ def ports(manifests: list[Manifest]) -> dict[str, int]:
 
 
 def network_policy_lets_through(manifests: list[Manifest]) -> list[str]:
-    """A network policy lets clients to their ports, others to the pages only, and the node to what
-    it needs: DNS, the object store, the engines whose events it reads."""
+    """A network policy lets clients to all ports, others to the pages only, and the node to what it
+    needs: DNS, the object store, the engines whose events it reads, routers that it tells."""
     problems = []
+    events = config(manifests).get("events", {})
+    targets = events.get("publish", "none").split(";")
+    addresses = re.compile(r"tcp://[^,;]+:(\d+)")
+    listens = {int(p) for t in targets if t.startswith("dynamo=") for p in addresses.findall(t)}
+    connects = {int(p) for p in addresses.findall(events.get("subscribe", "none"))}
+    connects |= {int(p) for t in targets if t.startswith("llm-d=") for p in addresses.findall(t)}
     for policy in of_kind(manifests, "NetworkPolicy"):
         spec, here = policy["spec"], ports(manifests)
         if spec["policyTypes"] != ["Ingress", "Egress"]:
             problems.append(f"types are {spec['policyTypes']}")
         opened = [{p["port"] for p in rule["ports"]} for rule in spec["ingress"]]
-        pages = {here.pop("http")}
-        if opened != [set(here.values()), pages]:
-            problems.append(f"ingress to {opened}, needed: {set(here.values())} and {pages}")
+        pages = {here["http"]}
+        every = set(here.values()) | listens
+        if opened != [every, pages]:
+            problems.append(f"ingress to {opened}, needed: {every} and {pages}")
         problems += [
             f"ingress from everybody to {r['ports']}" for r in spec["ingress"] if not r["from"]
         ]
         out = {(p["port"], p["protocol"]) for r in spec["egress"] for p in r.get("ports", [])}
         wanted = {(53, "UDP"), (53, "TCP")}
-        subscribe = config(manifests).get("events", {}).get("subscribe", "none")
-        wanted |= {(int(port), "TCP") for port in re.findall(r"tcp://[^,;]+:(\d+)", subscribe)}
+        wanted |= {(port, "TCP") for port in connects}
         if re.match("(s3|gs|az)", config(manifests).get("object", {}).get("url", "none")):
             wanted.add((443, "TCP"))
         if out != wanted:

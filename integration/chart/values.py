@@ -111,6 +111,17 @@ GOOD: dict[str, Values] = {
         "metrics": FULL["metrics"],
     },
     "least memory": {"resources": memory("140Mi"), "nvme": {"enabled": False}},
+    "events for routers": {
+        "networkPolicy": {"enabled": True},
+        "config": {
+            "events": {
+                "subscribe": "tcp://vllm-0.vllm:5557,model=m",
+                "publish": "dynamo=tcp://0.0.0.0:5600,replay=tcp://0.0.0.0:5601,model=m,worker=w;"
+                "llm-d=tcp://epp.llm:5558,model=m",
+                "publish_state": "none",
+            }
+        },
+    },
     "plain": {
         "podDisruptionBudget": {"enabled": False},
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},

@@ -1,7 +1,7 @@
 //! What was described of blocks, and the hash schemes that their namespace wishes: both survive a kill, so
 //! that routers can be told of blocks, and find them by names of their own, as soon as the server is back.
 
-use std::fs;
+use std::{fs, ops::Range};
 
 use kvstrata_proto::v1::{DescribeRequest, OpenRequest};
 
@@ -11,7 +11,7 @@ use crate::{
     wire::{Wire, hash, hashes, namespace, open},
 };
 
-const BLOCK_TOKENS: u64 = 16;
+const BLOCK_TOKENS: u32 = 16;
 
 /// The namespace with names of tokens and of parts of hashes.
 async fn connect(server: &Server) -> Wire {
@@ -21,25 +21,24 @@ async fn connect(server: &Server) -> Wire {
         ..open(namespace("m"))
     };
     let opened = server.client().await.open(request).await.unwrap().into_inner();
-    let wire = Wire::without_session(server, namespace("m")).await;
+    let wire = Wire::connect(server, namespace("m")).await;
     assert_eq!(opened.namespace_id, wire.namespace_id, "wishes are no part of the identity");
     wire
 }
 
 /// Describes blocks of one chain, all of which must be there.
-async fn describe(wire: &mut Wire, numbers: std::ops::Range<u64>) {
-    let first = numbers.start;
-    let tokens = (first * BLOCK_TOKENS..numbers.end * BLOCK_TOKENS).map(|at| at as u32);
+async fn describe(wire: &mut Wire, numbers: Range<u32>) {
+    let (first, last) = (u64::from(numbers.start), u64::from(numbers.end));
     let request = DescribeRequest {
         namespace_id: wire.namespace_id.clone(),
-        hashes: hashes(numbers.clone()),
+        hashes: hashes(first..last),
         parent: first.checked_sub(1).map(|before| hash(before).to_vec()).unwrap_or_default().into(),
-        position: first as u32,
-        tokens: tokens.collect(),
+        position: numbers.start,
+        tokens: (numbers.start * BLOCK_TOKENS..numbers.end * BLOCK_TOKENS).collect(),
         lora_name: String::new(),
     };
     let described = wire.client.describe(request).await.unwrap().into_inner().described;
-    assert_eq!(u64::from(described), numbers.end - first);
+    assert_eq!(described, numbers.end - numbers.start);
 }
 
 /// Waits until so many blocks have names of tokens, and so many have those of parts of hashes.

@@ -301,17 +301,18 @@ async fn prefill(shared: &Shared, tokens: &[u32]) -> Value {
 
 /// A batch with one event, as vLLM writes it now.
 fn stored(parent: Option<u64>, hashes: &[u64], tokens: &[u32]) -> Vec<u8> {
-    let text = |text: &str| [&[0xd9, text.len() as u8][..], text.as_bytes()].concat();
+    let text =
+        |text: &str| [&[0xd9, u8::try_from(text.len()).unwrap()][..], text.as_bytes()].concat();
     let number = |number: u64| [&[0xcf][..], &number.to_be_bytes()].concat();
     let list = |items: Vec<Vec<u8>>| {
-        [&[0xdd][..], &(items.len() as u32).to_be_bytes(), &items.concat()].concat()
+        [&[0xdd][..], &u32::try_from(items.len()).unwrap().to_be_bytes(), &items.concat()].concat()
     };
     let fields: HashMap<&str, Vec<u8>> = HashMap::from([
         ("type", text("BlockStored")),
         ("block_hashes", list(hashes.iter().copied().map(number).collect())),
         ("parent_block_hash", parent.map_or(vec![0xc0], number)),
         ("token_ids", list(tokens.iter().map(|token| number(u64::from(*token))).collect())),
-        ("block_size", vec![BLOCK_TOKENS as u8]),
+        ("block_size", vec![u8::try_from(BLOCK_TOKENS).unwrap()]),
         ("lora_id", vec![0xc0]),
         ("medium", text("GPU")),
         ("lora_name", vec![0xc0]),

@@ -204,7 +204,7 @@ impl Drop for RouterProcess {
 impl Answer {
     /// Reads what is there; false at the end.
     async fn more(&mut self) -> bool {
-        let mut bytes = [0; 16 * 1024];
+        let mut bytes = vec![0; 16 * 1024];
         let reading = timeout(SERVER_WAIT, self.io.read(&mut bytes));
         let Ok(count) = reading.await.unwrap() else { return false };
         self.read.extend(&bytes[..count]);

@@ -91,7 +91,8 @@ impl State {
         let prompt = &request.prompts[0];
         let hashes = hashes(&prompt.token_ids);
         let has = self.store.lock().unwrap();
-        let blocks = hashes.iter().take_while(|hash| has.contains(hash)).count() as u32;
+        let blocks = hashes.iter().take_while(|hash| has.contains(hash)).count();
+        let blocks = u32::try_from(blocks).unwrap();
         let segment = Segment {
             start: 0,
             end: blocks,
@@ -105,14 +106,15 @@ impl State {
             block_ms: 1.0,
         };
         let found = blocks > 0;
+        let block_tokens = u32::try_from(BLOCK_TOKENS).unwrap();
         let instance = |candidate: &Candidate| InstanceAnswer {
             instance: candidate.instance.clone(),
             segments: Some(segment.clone()).filter(|_| found).into_iter().collect(),
             ..Default::default()
         };
-        let prefix = || Prefix { blocks, block_tokens: BLOCK_TOKENS as u32, ..Default::default() };
+        let prefix = || Prefix { blocks, block_tokens, ..Default::default() };
         let answer = PromptAnswer {
-            total_blocks: (prompt.token_ids.len() / BLOCK_TOKENS) as u32,
+            total_blocks: u32::try_from(hashes.len()).unwrap(),
             prefixes: found.then(prefix).into_iter().collect(),
             instances: request.instances.iter().filter(|_| self.knows).map(instance).collect(),
             ..Default::default()

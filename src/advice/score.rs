@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use kvstrata_tiers::error::{Error, Result};
-use tokio::{task::yield_now, time::Instant};
+use tokio::{task::coop::consume_budget, time::Instant};
 
 use super::{Candidate, Found, Offer, Prompt, offer::assess_with};
 use crate::{
@@ -89,7 +89,7 @@ impl Node {
             let (total, settings) = (found.total_blocks, &contest.settings);
             assessed.push(assess_with(segments, total, candidate, prefill, settings));
             offers.push(offer);
-            yield_now().await;
+            consume_budget().await;
         }
         let (taken, probabilities) = contest.draw(&assessed)?;
         let reserved = match (offers.get(taken), assessed.get(taken)) {
@@ -104,28 +104,26 @@ impl Node {
         Ok(Outcome { taken, scored, reserved, total_blocks, partial })
     }
 
-    /// Prepares for so many blocks that the one that is taken will load: brings them, and reserves what they
-    /// take. Where nothing more can be reserved, nothing is.
+    /// Prepares for so many blocks that the one that is taken will load: reserves what they take, and brings
+    /// them, which takes the place of that. Where nothing more can be reserved, nothing is.
     fn expect(
         self: &Arc<Self>,
         bearer: &Bearer,
         contest: &Contest,
         (found, offer, blocks): (&Found, &Offer, u32),
     ) -> Result<Option<ReservationId>> {
+        let reserve = || self.costs.reserve(bearer.tenant(), &offer.loads(blocks), contest.reserve);
+        let reserved = match (!contest.reserve.is_zero()).then(reserve).transpose() {
+            Ok(reserved) => reserved.map(|(id, _ttl)| id),
+            Err(error) if error.kind().is_retryable() => None,
+            Err(error) => return Err(error),
+        };
         if let Some(prefix) = found.prefixes.get(offer.prefix).filter(|_| contest.prefetch) {
             let start = offer.pieces.first().map_or(0, |piece| piece.start);
             let hashes = prefix.hashes(start, start.saturating_add(blocks))?;
             self.prefetch(&prefix.namespace, hashes);
         }
-        if contest.reserve.is_zero() {
-            return Ok(None);
-        }
-        let reserved = self.costs.reserve(bearer.tenant(), &offer.loads(blocks), contest.reserve);
-        match reserved {
-            Ok((id, _ttl)) => Ok(Some(id)),
-            Err(error) if error.kind().is_retryable() => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(reserved)
     }
 }
 

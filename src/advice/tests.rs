@@ -295,8 +295,14 @@ async fn a_score_brings_only_what_the_one_that_is_taken_would_load() {
     let mut asked = contest(prompt(0..12), vec![candidate("a", 6, 0.0)], Mode::Timed);
     // A block of prefill takes less than the first byte from the object store.
     (asked.prefill, asked.prefetch) = (Some(Prefill::linear(5.0)), true);
+    asked.reserve = Duration::from_secs(5);
     let outcome = setup.node.judge(&Bearer::anyone(), &asked).await.unwrap();
     assert_eq!(outcome.scored[0].assessment.best_blocks, 4);
+    assert!(outcome.reserved.is_some());
+    assert_eq!(setup.node.costs.reserved(), (0, [0; 3]), "what is brought does not count twice");
+    let mut costs = setup.node.costs.snapshot().into_iter();
+    let nvme = costs.find(|cost| cost.tier == Tier::Nvme).unwrap();
+    assert_eq!(nvme.queued_bytes, 4 * u64::from(BLOCK_BYTES));
     tokio::time::sleep(Duration::from_secs(1)).await;
     let held = |number| setup.node.stack.tiers_of(&setup.namespace, hash_of(number))[0];
     assert_eq!([4, 5].map(held), [Tier::Nvme; 2]);

@@ -9,7 +9,7 @@ use super::{stdout, target::Server};
 use crate::{
     client::{
         Stats, TierTotals,
-        router::messages::{TierCost, WatchTiersRequest},
+        router::messages::{Tier, TierCost, WatchTiersRequest},
     },
     numbers::{count, percent},
     sim::ratio,
@@ -105,7 +105,12 @@ fn whole(bytes: f64) -> u64 {
 
 /// What loading costs now, where it was measured.
 fn write_loads(f: &mut fmt::Formatter<'_>, loads: &[TierCost]) -> fmt::Result {
-    let measured: Vec<_> = loads.iter().filter(|cost| !cost.assumed).collect();
+    let measured = || loads.iter().filter(|cost| !cost.assumed);
+    // A disk is as fast for all: it is shown for those who load.
+    let of_dram = measured().filter(|cost| cost.tier() == Tier::Dram);
+    let loading: Vec<_> = of_dram.map(TierCost::locality).collect();
+    let is_loading = |cost: &&TierCost| loading.contains(&cost.locality());
+    let measured: Vec<_> = measured().filter(is_loading).collect();
     if measured.is_empty() {
         return Ok(());
     }

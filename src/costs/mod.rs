@@ -285,11 +285,7 @@ impl Costs {
             queue: duration(pair.queue(queued_bytes)),
             queued_bytes,
             in_flight: self.shared.planned.loads(tier),
-            state: device.map_or(TierState::Ok, |device| match device.state {
-                DeviceState::Ok => TierState::Ok,
-                DeviceState::Degraded => TierState::Degraded,
-                DeviceState::Down => TierState::Down,
-            }),
+            state: self.state(tier),
             sample_age: age,
         }
     }
@@ -327,7 +323,11 @@ impl Costs {
     /// How the device of a tier is.
     #[must_use]
     pub fn state(&self, tier: Tier) -> TierState {
-        self.tier_cost(tier, Locality::SameNode).state
+        match self.shared.stack.pace(tier).map(|device| device.state) {
+            None | Some(DeviceState::Ok) => TierState::Ok,
+            Some(DeviceState::Degraded) => TierState::Degraded,
+            Some(DeviceState::Down) => TierState::Down,
+        }
     }
 
     /// Says when any of this has changed, at most ten times a second.

@@ -61,7 +61,12 @@ fn what_is_not_on_a_device_or_cannot_be_placed_is_passed_over() {
     let devices = Devices::new(1);
     let place = |medium: &str| {
         let payload = [&b"\x92\x01\x91\x83"[..], b"\xa4type\xabBlockStored"].concat();
-        let medium = [&[0xa6][..], b"medium", &[0xa0 | medium.len() as u8], medium.as_bytes()];
+        let medium = [
+            &[0xa6][..],
+            b"medium",
+            &[0xa0 | u8::try_from(medium.len()).unwrap()],
+            medium.as_bytes(),
+        ];
         let payload = [payload, medium.concat(), b"\xacblock_hashes\x90".to_vec()].concat();
         match crate::events::subscribe::batch::read(&payload).unwrap().events.remove(0) {
             Event::Stored(stored) => stored.place,

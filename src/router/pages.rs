@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::{
     Router,
+    engine::Engine,
     proxy::{complete, pass_on, refusal, select},
 };
 use crate::{http::OPENMETRICS, readiness::Status};
@@ -36,7 +37,7 @@ async fn health(State(router): State<Arc<Router>>) -> Response {
     if router.readiness.status() == Status::Draining {
         return refusal(StatusCode::SERVICE_UNAVAILABLE, "draining");
     }
-    match router.engines.iter().any(|engine| engine.is_up()) {
+    match router.engines.iter().any(Engine::is_up) {
         true => StatusCode::OK.into_response(),
         false => refusal(StatusCode::SERVICE_UNAVAILABLE, "no engine answers"),
     }

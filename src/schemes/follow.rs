@@ -104,7 +104,11 @@ fn key_of(event: &TierEvent) -> BlockKey {
 
 async fn refresh(node: &Node, keys: &[BlockKey]) {
     for keys in keys.chunks(TURN_KEYS) {
-        node.schemes.refresh(&node.stack, &node.namespaces, keys);
+        let mut due = node.schemes.refresh(&node.stack, &node.namespaces, keys);
         yield_now().await;
+        while !due.is_empty() {
+            due = node.schemes.go_on(&node.stack, due, TURN_KEYS);
+            yield_now().await;
+        }
     }
 }

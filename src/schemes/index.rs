@@ -56,6 +56,16 @@ struct Indexed {
     tables: Vec<(Scheme, Arc<RwLock<Table>>)>,
 }
 
+/// Namespaces with blocks that have waited for others and need not any more.
+#[derive(Debug, Default)]
+pub(super) struct Due(Vec<Arc<Indexed>>);
+
+impl Due {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// What the map of a stack says.
 struct OfStack<'a> {
     stack: &'a Stack,
@@ -249,15 +259,39 @@ impl Schemes {
         self.shared.room.is_easy() && self.shared.refused.swap(false, Ordering::Relaxed)
     }
 
-    /// Something has happened to these blocks: makes the index so, as the map has them now.
-    pub(super) fn refresh(&self, stack: &Stack, namespaces: &NamespaceTable, keys: &[BlockKey]) {
+    /// Something has happened to these blocks: makes the index so, as the map has them now. What is then
+    /// [due](Self::go_on) is returned.
+    pub(super) fn refresh(
+        &self,
+        stack: &Stack,
+        namespaces: &NamespaceTable,
+        keys: &[BlockKey],
+    ) -> Due {
+        let mut due = Due::default();
         for keys in keys.chunk_by(|a, b| a.namespace == b.namespace) {
             let Some(indexed) = keys.first().and_then(|key| self.met(namespaces, key.namespace))
             else {
                 continue;
             };
-            self.refresh_in(stack, &indexed, keys.iter().map(|key| key.hash));
+            let step = |table: &mut Table, blocks: &OfStack<'_>| {
+                let mut unindexed = Unindexed::default();
+                keys.iter().for_each(|key| unindexed += table.look(key.hash, blocks));
+                unindexed
+            };
+            if self.change(stack, &indexed, step) {
+                due.0.push(indexed);
+            }
         }
+        due
+    }
+
+    /// Looks at no more than `most` blocks of each table that have waited for others.
+    pub(super) fn go_on(&self, stack: &Stack, due: Due, most: usize) -> Due {
+        let mut due = due;
+        due.0.retain(|indexed| {
+            self.change(stack, indexed, |table, blocks| table.go_on(most, blocks))
+        });
+        due
     }
 
     /// What it holds: blocks of each namespace, for [`refresh`](Self::refresh).
@@ -283,28 +317,27 @@ impl Schemes {
             .for_each(|(_, table)| table.write().shrink());
     }
 
-    fn refresh_in(
+    /// Takes a step on each table of a namespace; whether blocks are due then.
+    fn change(
         &self,
         stack: &Stack,
         indexed: &Indexed,
-        hashes: impl Iterator<Item = BlockHash> + Clone,
-    ) {
+        step: impl Fn(&mut Table, &OfStack<'_>) -> Unindexed,
+    ) -> bool {
         let blocks = OfStack { stack, namespace: &indexed.namespace };
+        let mut is_due = false;
         for (scheme, table) in &indexed.tables {
             let mut table = table.write();
-            let mut all = Unindexed::default();
-            for hash in hashes.clone() {
-                let Unindexed { full, unlike } = table.refresh(hash, &blocks);
-                all.full += full;
-                all.unlike += unlike;
-            }
-            if all.full > 0 {
+            let Unindexed { full, unlike } = step(&mut table, &blocks);
+            is_due |= table.is_due();
+            if full > 0 {
                 self.shared.refused.store(true, Ordering::Relaxed);
             }
             let metrics = &self.shared.metrics;
-            metrics.record_unindexed(*scheme, UnindexedLabel::Full, all.full);
-            metrics.record_unindexed(*scheme, UnindexedLabel::Unlike, all.unlike);
+            metrics.record_unindexed(*scheme, UnindexedLabel::Full, full);
+            metrics.record_unindexed(*scheme, UnindexedLabel::Unlike, unlike);
         }
+        is_due
     }
 
     fn indexed(&self, namespace: &Namespace) -> Option<Arc<Indexed>> {

@@ -107,13 +107,11 @@ pub fn checked(
 
 #[cfg(test)]
 mod tests {
-    use kvstrata_tiers::namespace::Identity;
-
     use super::*;
 
     #[test]
     fn what_is_unknown_or_impossible_is_refused_with_what_to_do() {
-        let engine = NamespaceSpec::Engine(Box::new(Identity::default()));
+        let engine = NamespaceSpec::Engine(Box::default());
         let opaque = NamespaceSpec::Opaque {
             tenant: "default".to_owned(),
             name: "n".to_owned(),

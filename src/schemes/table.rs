@@ -1,7 +1,7 @@
 //! The names of the blocks of one namespace in one scheme. No I/O, no clock; bounded by a [`Room`].
 //!
 //! What a table holds follows from what the map says of a block, and is made anew for each block that somebody
-//! says something of ([`Table::refresh`]): in whatever order that comes, and however often, every block that
+//! says something of ([`Table::look`]): in whatever order that comes, and however often, every block that
 //! can be read and whose chain can be read from its root on is found in the end. A name of tokens takes
 //! that of the block before; a block whose predecessor has none yet waits for it. Where the engine's hash can be made here, too, a block whose hash is of more than its tokens (a
 //! salt, a picture) gets no name, nor does what is behind it: others would take it for another prompt's.
@@ -86,12 +86,21 @@ pub(super) struct Unindexed {
     pub(super) unlike: u64,
 }
 
+impl std::ops::AddAssign for Unindexed {
+    fn add_assign(&mut self, more: Self) {
+        self.full += more.full;
+        self.unlike += more.unlike;
+    }
+}
+
 /// Where a block of a table of tokens is.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
     Named(u64),
     /// Until this one has a name.
     Waits(Box<BlockHash>),
+    /// That one has, and it is to be looked at.
+    Due,
     /// It has none, nor what is behind it.
     Unlike,
 }
@@ -110,6 +119,8 @@ pub(super) struct Table {
     /// Of a scheme of tokens only.
     places: HashMap<BlockHash, Place>,
     waiting: HashMap<BlockHash, Vec<BlockHash>>,
+    /// Blocks that need not wait any more.
+    due: Vec<BlockHash>,
 }
 
 impl Table {
@@ -131,6 +142,7 @@ impl Table {
             names: HashMap::new(),
             places: HashMap::new(),
             waiting: HashMap::new(),
+            due: Vec::new(),
         }
     }
 
@@ -144,11 +156,11 @@ impl Table {
         if self.scheme.is_of_tokens() {
             return match self.places.get(hash)? {
                 Place::Named(name) => Some(*name),
-                Place::Waits(_) | Place::Unlike => None,
+                Place::Waits(_) | Place::Due | Place::Unlike => None,
             };
         }
         let name = self.scheme.of_hash(self.whole(hash))?;
-        self.names.contains_key(&name).then_some(name)
+        (self.names.get(&name) == Some(hash)).then_some(name)
     }
 
     /// Blocks in it, those that wait for a name, too.
@@ -163,7 +175,8 @@ impl Table {
         }
         // Each that waits is in a list, and has the one that it waits for at its place.
         let waiting: usize = self.waiting.values().map(|list| list.capacity() + list.len()).sum();
-        of(&self.names) + of(&self.places) + of(&self.waiting) + waiting * HASH_BYTES
+        let due = self.due.capacity() * size_of::<BlockHash>();
+        of(&self.names) + of(&self.places) + of(&self.waiting) + waiting * HASH_BYTES + due
     }
 
     /// All blocks in it.
@@ -175,20 +188,41 @@ impl Table {
         }
     }
 
-    /// Makes what is known of a block so, and of those that have waited for it.
-    pub(super) fn refresh(&mut self, hash: BlockHash, blocks: &impl Blocks) -> Unindexed {
+    /// Makes what is known of a block so. Those that have waited for it are [due](Self::is_due) then.
+    pub(super) fn look(&mut self, hash: BlockHash, blocks: &impl Blocks) -> Unindexed {
         let mut unindexed = Unindexed::default();
-        let mut due = vec![hash];
-        while let Some(hash) = due.pop() {
-            match blocks.known(hash, self.scheme.is_of_tokens()) {
-                Known::Gone => self.forget(&hash),
-                Known::There => self.note(hash, &mut unindexed),
-                Known::Described(description) => {
-                    if self.place(hash, &description, &mut unindexed) {
-                        due.extend(self.waiting.remove(&hash).unwrap_or_default());
+        match blocks.known(hash, self.scheme.is_of_tokens()) {
+            Known::Gone => self.forget(&hash),
+            Known::There if !self.scheme.is_of_tokens() => self.note(hash, &mut unindexed),
+            // It was put again since it was described: it has the name that it had, or waits for none.
+            Known::There => match self.places.get(&hash) {
+                Some(Place::Waits(_) | Place::Due) => self.forget(&hash),
+                Some(Place::Named(_) | Place::Unlike) | None => {}
+            },
+            Known::Described(description) => {
+                if self.place(hash, &description, &mut unindexed) {
+                    let waited = self.waiting.remove(&hash).unwrap_or_default();
+                    for child in waited {
+                        self.places.insert(child, Place::Due);
+                        self.due.push(child);
                     }
                 }
             }
+        }
+        unindexed
+    }
+
+    /// Whether blocks are to be looked at that have waited.
+    pub(super) fn is_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Looks at no more than `most` of these.
+    pub(super) fn go_on(&mut self, most: usize, blocks: &impl Blocks) -> Unindexed {
+        let mut unindexed = Unindexed::default();
+        for _ in 0..most {
+            let Some(hash) = self.due.pop() else { break };
+            unindexed += self.look(hash, blocks);
         }
         unindexed
     }
@@ -199,6 +233,7 @@ impl Table {
             self.names.shrink_to_fit();
             self.places.shrink_to_fit();
             self.waiting.shrink_to_fit();
+            self.due.shrink_to_fit();
         }
     }
 
@@ -230,10 +265,16 @@ impl Table {
                 self.name_behind(Some(*name), &hash, description)
             }
             Some((_, Some(Place::Unlike))) => Place::Unlike,
-            Some((parent, Some(Place::Waits(_)) | None)) => Place::Waits(Box::new(*parent)),
+            Some((parent, Some(Place::Waits(_) | Place::Due) | None)) => {
+                Place::Waits(Box::new(*parent))
+            }
         };
         let before = self.places.get(&hash);
         if before == Some(&place) {
+            if let Place::Named(name) = place {
+                // Another of that name may have had it, and left.
+                self.names.entry(name).or_insert(hash);
+            }
             return false;
         }
         let is_new = before.is_none();
@@ -256,6 +297,8 @@ impl Table {
                 unindexed.unlike += 1;
                 true
             }
+            // No description says so.
+            Place::Due => false,
         };
         self.places.insert(hash, place);
         can_go_on
@@ -312,7 +355,7 @@ impl Table {
                     }
                 }
             }
-            Some(Place::Named(_) | Place::Unlike) | None => {}
+            Some(Place::Named(_) | Place::Due | Place::Unlike) | None => {}
         }
     }
 

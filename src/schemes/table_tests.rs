@@ -26,6 +26,17 @@ impl Blocks for Map {
     }
 }
 
+impl Table {
+    /// Looks at a block, and at all that have waited for it.
+    fn refresh(&mut self, hash: BlockHash, blocks: &impl Blocks) -> Unindexed {
+        let mut unindexed = self.look(hash, blocks);
+        while self.is_due() {
+            unindexed += self.go_on(2, blocks);
+        }
+        unindexed
+    }
+}
+
 fn identity() -> Identity {
     Identity {
         model: "m".to_owned(),
@@ -87,6 +98,31 @@ fn parts_of_hashes_need_no_description() {
     table.refresh(chain[1].0, &map);
     assert_eq!((table.len(), table.name(&chain[1].0)), (2, None));
     assert_eq!(table.room.used(), 2 * PART_BYTES);
+}
+
+#[test]
+fn of_two_blocks_of_one_name_the_later_one_has_it_until_it_leaves() {
+    let identity = Identity { hash_algorithm: "test".to_owned(), ..identity() };
+    let said =
+        Description { parent: None, position: 0, tokens: tokens(1, 1), lora_name: String::new() };
+    for scheme in [Scheme::Dynamo, Scheme::VllmU64] {
+        let mut table = Table::new(scheme, &identity, None, Arc::new(Room::new(1 << 20)));
+        let [first, later] = [1, 2].map(|byte| {
+            let mut bytes = [byte; 32];
+            bytes[24..].fill(7);
+            BlockHash::from_array(bytes)
+        });
+        let mut map = Map([first, later].map(|hash| (hash, Some(said.clone()))).into());
+        table.refresh(first, &map);
+        let name = table.name(&first).unwrap();
+        table.refresh(later, &map);
+        assert_eq!((table.block(name), table.name(&later)), (Some(&later), Some(name)));
+        map.0.remove(&later);
+        table.refresh(later, &map);
+        assert_eq!(table.block(name), None);
+        table.refresh(first, &map);
+        assert_eq!((table.block(name), table.len()), (Some(&first), 1), "{scheme:?}");
+    }
 }
 
 #[test]
@@ -180,7 +216,7 @@ fn memory_is_no_more_than_the_room_counts() {
     let said = |number: u64, waits: bool| Description {
         parent: waits.then(|| hash(number + (1 << 40))),
         position: u32::from(waits),
-        tokens: [number as u32; BLOCK_TOKENS].to_vec(),
+        tokens: [u32::try_from(number).unwrap(); BLOCK_TOKENS].to_vec(),
         lora_name: "adapter".to_owned(),
     };
     for (scheme, waits, per_block) in [
@@ -269,12 +305,15 @@ proptest! {
             };
             news.push(tree[at].0);
             if news.len() > late {
-                table.refresh(news.remove(0), &map);
+                // Others come between those that have waited.
+                table.look(news.remove(0), &map);
+                table.go_on(late % 2, &map);
             }
         }
         for hash in news {
             table.refresh(hash, &map);
         }
+        table.go_on(usize::MAX, &map);
 
         let mut readable = HashSet::new();
         for (hash, said) in &tree {

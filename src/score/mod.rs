@@ -11,7 +11,7 @@
 //! is what routers do that know tiers by weights only.
 //!
 //! Loading from a tier takes `queue + setup + k x block` milliseconds, queue and setup once for each
-//! [`Segment::source`]. [`load`] has that, [`assess()`] the credit and the cost, [`mod@pick`] the choice.
+//! [`Segment::source`]. `load` has that, [`assess()`] the credit and the cost, [`pick()`] the choice.
 //! The worked example and the properties are in the tests.
 
 mod assess;

@@ -68,7 +68,7 @@ pub use self::{
 };
 pub use crate::description::Description;
 use crate::{
-    block::{BlockHash, BlockKey, Hashes},
+    block::{BlockHash, Hashes},
     dram::Pool,
     error::{Error, Result},
     event::EventFeed,
@@ -209,13 +209,6 @@ impl Stack {
         let answer = self.shared.lookup(namespace, hashes, ask);
         namespace.counters().count_lookup(answer.counts);
         answer
-    }
-
-    /// As [`lookup`](Self::lookup) without leases, for those who ask what an engine would find: it does
-    /// not count as a lookup of one.
-    #[must_use]
-    pub fn peek(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Answer {
-        self.shared.lookup(namespace, hashes, Ask::default())
     }
 
     /// Ends the protection of `pins` and touches their blocks tail first.
@@ -387,11 +380,6 @@ impl Stack {
         self.shared.flush(deadline).await
     }
 
-    /// Marks blocks as used now, tail first; returns how many are in dram.
-    pub fn touch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
-        self.shared.touch(namespace, hashes)
-    }
-
     /// Removes blocks from every tier; returns how many were there. A put in flight is given up.
     ///
     /// Locations on colder tiers are forgotten in memory now; the removal from the tiers themselves
@@ -405,12 +393,6 @@ impl Stack {
     /// copied or removed already, and complete by themselves.
     pub async fn remove(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Result<u32> {
         self.shared.remove(namespace, hashes).await
-    }
-
-    /// Says which blocks are in dram and which would have to be loaded; the caller loads them.
-    #[must_use]
-    pub fn prefetch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Prefetch {
-        self.shared.prefetch(namespace, hashes)
     }
 
     /// Follows what becomes readable and what stops being so. One reader at a time:
@@ -441,21 +423,6 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
-    }
-
-    /// Which tiers have a block now, hot to cold.
-    #[must_use]
-    pub fn presence(&self, key: BlockKey) -> [bool; 3] {
-        let at = self.shared.map.hashed(key.namespace, key.hash);
-        let presence = |shard: &mut crate::map::Shard| {
-            let entry = shard.entry(at)?;
-            let mut presence = [false; 3];
-            for (has, tier) in presence.iter_mut().zip(Tier::ALL) {
-                *has = entry.tiers().any(|known| known == tier);
-            }
-            Some(presence)
-        };
-        self.shared.map.with(at, presence).unwrap_or_default()
     }
 
     /// The tiers that have a block, hot to cold, for tests.

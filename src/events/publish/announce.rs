@@ -18,7 +18,9 @@
 //! continuation of what is announced on it.
 //!
 //! [`resync`](Announcer::resync) withdraws everything and says it again: right for routers that know
-//! everything, part of it, or nothing, because withdrawing what was never told does nothing.
+//! everything, part of it, or nothing, because withdrawing what was never told does nothing. What was withdrawn
+//! a moment ago is withdrawn again, because that may have been lost with a connection: until it is
+//! [settled](Announcer::settle).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -29,7 +31,7 @@ use kvstrata_tiers::{
 
 use super::{
     encode::{Event, Stored},
-    runs::Runs,
+    runs::{Link, Runs},
     shadow::{Shadow, TierSet, index},
 };
 
@@ -91,6 +93,8 @@ pub(super) struct Announcer {
     shadow: Shadow,
     /// What is to be withdrawn before anything else is said.
     leaving: Vec<(u64, TierSet)>,
+    /// What was withdrawn since the last settling, and between that and the one before.
+    withdrawn: [HashMap<u64, TierSet>; 2],
     dirty: VecDeque<BlockKey>,
     is_dirty: HashSet<BlockKey>,
     /// Blocks that wait to be announced, with their parents.
@@ -140,10 +144,34 @@ impl Announcer {
 
     /// Everything is said again: `all` are the blocks that are somewhere.
     pub(super) fn resync(&mut self, all: impl Iterator<Item = BlockKey>) {
-        self.leaving.extend(self.shadow.take());
+        let mut leaving: HashMap<u64, TierSet> = self.leaving.drain(..).collect();
+        let withdrawn = std::mem::take(&mut self.withdrawn).into_iter().flatten();
+        for (hash, tiers) in self.shadow.take().into_iter().chain(withdrawn) {
+            let known = leaving.entry(hash).or_default();
+            *known = known.with(tiers);
+        }
+        self.leaving.extend(leaving);
         self.pending.clear();
         self.waiting.clear();
         all.for_each(|key| self.changed(key));
+    }
+
+    /// All that was said before the last settling has been heard by whoever listens: what was withdrawn by then
+    /// need not be withdrawn again. Returns that, without what is announced again.
+    pub(super) fn settle(&mut self) -> Vec<(u64, TierSet)> {
+        let [latest, before] = &mut self.withdrawn;
+        let settled = std::mem::replace(before, std::mem::take(latest));
+        let still = |hash| {
+            let later = before.get(&hash).copied().unwrap_or_default();
+            self.shadow.tiers_of(hash).with(later)
+        };
+        let settled = settled.into_iter().map(|(hash, tiers)| (hash, tiers.without(still(hash))));
+        settled.filter(|(_, tiers)| !tiers.is_empty()).collect()
+    }
+
+    /// Whether more is kept of what was withdrawn than there is room for.
+    pub(super) fn must_settle(&self) -> bool {
+        self.withdrawn.iter().map(HashMap::len).sum::<usize>() > self.most
     }
 
     /// Forgets what was to be said: nobody listens. What was said stays written down.
@@ -181,6 +209,7 @@ impl Announcer {
         }
         // Nothing is stored again before it was withdrawn.
         if !self.leaving.is_empty() {
+            self.note_withdrawn(&removed);
             return removed.into_events();
         }
         let mut wanting = Vec::new();
@@ -191,9 +220,20 @@ impl Announcer {
                 wanting.push(key);
             }
         }
+        self.note_withdrawn(&removed);
         let mut events = removed.into_events();
         self.store(&wanting, blocks, gates, limit, &mut events);
         events
+    }
+
+    fn note_withdrawn(&mut self, removed: &Removed) {
+        let [latest, _] = &mut self.withdrawn;
+        for (tier, hashes) in Tier::ALL.into_iter().zip(&removed.hashes) {
+            for hash in hashes {
+                let tiers = latest.entry(*hash).or_default();
+                *tiers = tiers.with(TierSet::of(tier));
+            }
+        }
     }
 
     /// Withdraws what is not so any more; whether there is something to be announced.
@@ -322,7 +362,7 @@ impl Announcer {
             nodes.extend(self.node(*key, above, blocks, gates));
         }
         let mut next = vec![(*last, nodes.len().checked_sub(1))];
-        let mut seen: HashSet<_> = before.iter().copied().collect();
+        let mut seen: HashSet<_> = path.iter().copied().collect();
         while let Some((key, above)) = next.pop() {
             if *left == 0 {
                 self.changed(key);
@@ -354,8 +394,8 @@ impl Announcer {
         let missing = on.without(self.shadow.tiers(key.namespace, hash));
         let parent = described.parent.map(|parent| terms.short(parent));
         // What hangs on it already makes it long enough.
-        let depth = if self.shadow.has_children(hash) { u32::MAX } else { 0 };
-        Some(Node { key, hash, parent, above, on, missing, depths: [depth; 3], described })
+        let depths = self.shadow.children(hash).map(|count| if count > 0 { u32::MAX } else { 0 });
+        Some(Node { key, hash, parent, above, on, missing, depths, described })
     }
 
     /// Announces a block where that can be done; whether it is announced anywhere that it was not.
@@ -366,21 +406,25 @@ impl Announcer {
         if before.is_some_and(TierSet::is_empty) || self.shadow.is_taken(namespace, node.hash) {
             return false;
         }
-        let mut missing = node.missing;
-        for tier in node.missing.iter() {
+        // Of chains that go round in circles it may have been announced just now.
+        let lacking = node.missing.without(self.shadow.tiers(namespace, node.hash));
+        let mut missing = lacking;
+        let Node { hash, parent, ref described, .. } = *node;
+        let link = Link { hash, parent, described, terms };
+        for tier in lacking.iter() {
             let continues = before.is_some_and(|before| before.has(tier));
             let depth = node.depths.get(index(tier)).copied().unwrap_or(0);
             let least = gates.get(index(tier)).copied().flatten().unwrap_or(u32::MAX);
             if continues || depth >= least {
                 self.shadow.announce(namespace, node.hash, node.parent, tier);
-                runs.push(place, tier, node.hash, node.parent, &node.described, terms);
+                runs.push(place, tier, &link);
                 missing = missing.without(TierSet::of(tier));
             }
         }
         if missing.is_empty() {
             self.stop_waiting(&node.key);
         }
-        missing != node.missing
+        missing != lacking
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! "kvstrata shadow 1\n"
-//! tag u8, hash u64 big-endian        tag: 1, 2, 4 announced on dram, nvme, object; 9, 10, 12 withdrawn
+//! tag u8, hash u64 big-endian        tag: 1, 2, 4 for dram, nvme, object, together; 8 more: withdrawn
 //! ```
-//! Written before a batch is sent, not synced: it outlives the process, not the machine, whose engines go with
+//! What is announced is written before it is sent, what was withdrawn when that has been heard. Not synced: it outlives the process, not the machine, whose engines go with
 //! it. A record that is cut is the last one, and is passed over. What is written down and was never sent is
-//! withdrawn once too often, which does nothing. When most of the file is history, it is written anew.
+//! withdrawn once too often, which does nothing, too. When most of the file is history, it is written anew.
 
 use std::{
     collections::HashMap,
@@ -68,16 +68,32 @@ impl Journal {
     /// # Errors
     /// As the system's.
     pub(super) fn note(&mut self, events: &[Event]) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        for event in events {
+        let stored = events.iter().filter(|event| matches!(event, Event::Stored(_)));
+        let stored = stored.flat_map(|event| {
             let tier = TierSet::of(event.tier());
-            let bit = 1 << index(event.tier());
-            let stored = matches!(event, Event::Stored(_));
-            for hash in event.hashes() {
-                bytes.push(if stored { bit } else { bit | WITHDRAWN });
-                bytes.extend(hash.to_be_bytes());
-                self.believe(*hash, tier, stored);
-            }
+            event.hashes().iter().map(move |hash| (*hash, tier))
+        });
+        self.write(stored, true)
+    }
+
+    /// Writes down what was withdrawn for good.
+    ///
+    /// # Errors
+    /// As the system's.
+    pub(super) fn settle(&mut self, withdrawn: Vec<(u64, TierSet)>) -> io::Result<()> {
+        self.write(withdrawn.into_iter(), false)
+    }
+
+    fn write(
+        &mut self,
+        blocks: impl Iterator<Item = (u64, TierSet)>,
+        stored: bool,
+    ) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for (hash, tiers) in blocks {
+            bytes.push(tag(tiers) | if stored { 0 } else { WITHDRAWN });
+            bytes.extend(hash.to_be_bytes());
+            believe(&mut self.believed, hash, tiers, stored);
         }
         self.records += bytes.len() / RECORD_BYTES;
         self.file.write_all(&bytes)?;
@@ -87,10 +103,11 @@ impl Journal {
         }
         Ok(())
     }
+}
 
-    fn believe(&mut self, hash: u64, tier: TierSet, stored: bool) {
-        believe(&mut self.believed, hash, tier, stored);
-    }
+/// The bits of tiers.
+fn tag(tiers: TierSet) -> u8 {
+    tiers.iter().fold(0, |tag, tier| tag | 1 << index(tier))
 }
 
 fn believe(believed: &mut HashMap<u64, TierSet>, hash: u64, tier: TierSet, stored: bool) {
@@ -118,7 +135,7 @@ fn read(bytes: &[u8]) -> HashMap<u64, TierSet> {
 fn write_anew(path: &Path, believed: &HashMap<u64, TierSet>) -> io::Result<File> {
     let mut bytes = HEADER.to_vec();
     for (hash, tiers) in believed {
-        bytes.push(tiers.iter().fold(0, |tag, tier| tag | 1 << index(tier)));
+        bytes.push(tag(*tiers));
         bytes.extend(hash.to_be_bytes());
     }
     let draft = path.with_extension("draft");
@@ -155,7 +172,9 @@ mod tests {
         let (mut journal, told) = Journal::open(&path).unwrap();
         assert!(told.is_empty());
         journal.note(&[stored(Tier::Dram, &[1, 2]), stored(Tier::Object, &[2])]).unwrap();
-        journal.note(&[Event::Removed { tier: Tier::Dram, hashes: vec![1, 3] }]).unwrap();
+        // What was withdrawn may not have been heard yet.
+        journal.note(&[Event::Removed { tier: Tier::Object, hashes: vec![2] }]).unwrap();
+        journal.settle(vec![(1, TierSet::of(Tier::Dram)), (3, TierSet::of(Tier::Dram))]).unwrap();
         journal.note(&[stored(Tier::Nvme, &[4])]).unwrap();
         drop(journal);
         let expected = vec![(2, vec![Tier::Dram, Tier::Object]), (4, vec![Tier::Nvme])];
@@ -177,7 +196,8 @@ mod tests {
         let hashes: Vec<u64> = (0..1000).collect();
         for _ in 0..100 {
             journal.note(&[stored(Tier::Dram, &hashes)]).unwrap();
-            journal.note(&[Event::Removed { tier: Tier::Dram, hashes: hashes.clone() }]).unwrap();
+            let gone = hashes.iter().map(|hash| (*hash, TierSet::of(Tier::Dram))).collect();
+            journal.settle(gone).unwrap();
         }
         journal.note(&[stored(Tier::Dram, &[7])]).unwrap();
         let bytes = usize::try_from(fs::metadata(&path).unwrap().len()).unwrap();

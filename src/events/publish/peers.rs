@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -41,6 +41,8 @@ struct Shared {
     missed: AtomicBool,
     /// Somebody was cut off because it was too slow.
     cut: AtomicBool,
+    /// Those who are gone and have not come back.
+    away: AtomicUsize,
     wake: Arc<Notify>,
 }
 
@@ -87,6 +89,7 @@ impl Peers {
             arrived: AtomicBool::new(false),
             missed: AtomicBool::new(false),
             cut: AtomicBool::new(false),
+            away: AtomicUsize::new(0),
             wake,
         };
         Self { shared: Arc::new(shared) }
@@ -116,6 +119,13 @@ impl Peers {
     /// Whether somebody has, since the last call.
     pub(super) fn take_missed(&self) -> bool {
         self.shared.missed.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether nobody is gone who may come back, and has missed what was said last.
+    pub(super) fn are_all_here(&self) -> bool {
+        // Who comes back has arrived before it counts as here.
+        self.shared.away.load(Ordering::Acquire) == 0
+            && !self.shared.arrived.load(Ordering::Acquire)
     }
 
     /// Whether somebody was cut off since the last call.
@@ -180,8 +190,9 @@ impl Peers {
                             prefixes.push(prefix.to_vec());
                         }
                         Some((0, prefix)) => {
-                            let known = prefixes.iter().position(|known| known == prefix);
-                            known.map(|known| prefixes.swap_remove(known));
+                            if let Some(known) = prefixes.iter().position(|known| known == prefix) {
+                                prefixes.swap_remove(known);
+                            }
                         }
                         _ => return,
                     }
@@ -198,6 +209,9 @@ impl Peers {
         let listened = std::mem::replace(&mut peer.queue.lock().listens, listens);
         if listens && !listened {
             self.shared.arrived.store(true, Ordering::Release);
+            self.shared.comes();
+        } else if listened && !listens {
+            self.shared.goes();
         }
         self.shared.wake.notify_one();
     }
@@ -221,6 +235,18 @@ impl Peers {
     }
 }
 
+impl Shared {
+    fn goes(&self) {
+        self.away.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn comes(&self) {
+        let back = |away: usize| Some(away.saturating_sub(1));
+        // It is always some number.
+        _ = self.away.fetch_update(Ordering::AcqRel, Ordering::Acquire, back);
+    }
+}
+
 /// Takes a peer off the list however its connection ends.
 struct Leaving<'a> {
     shared: &'a Shared,
@@ -230,6 +256,9 @@ struct Leaving<'a> {
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         self.shared.peers.lock().retain(|peer| !Arc::ptr_eq(peer, self.peer));
+        if self.peer.queue.lock().listens {
+            self.shared.goes();
+        }
         self.shared.wake.notify_one();
     }
 }
@@ -270,19 +299,20 @@ mod tests {
         let mut ours = connect(&peers).await;
         ours.send(&[b"\x01kv@"]).await.unwrap();
         until(|| peers.listening() == 1).await;
-        assert!(peers.take_arrived() && !peers.take_arrived());
+        assert!(peers.take_arrived() && !peers.take_arrived() && peers.are_all_here());
         peers.publish(&message(&[peers.topic(), b"first"]).into());
         assert_eq!(ours.receive().await.unwrap(), [&b"kv@pod@m"[..], b"first"]);
         ours.send(&[b"\0kv@"]).await.unwrap();
         until(|| peers.listening() == 0).await;
+        assert!(!peers.are_all_here());
         // Whoever comes again is told everything, too.
         theirs.send(&[b"\x01"]).await.unwrap();
         until(|| peers.listening() == 1).await;
-        assert!(peers.take_arrived());
+        assert!(peers.take_arrived() && peers.are_all_here());
         peers.publish(&message(&[peers.topic(), b"second"]).into());
         assert_eq!(theirs.receive().await.unwrap()[1], b"second");
         drop((ours, theirs));
-        until(|| peers.shared.peers.lock().is_empty()).await;
+        until(|| peers.shared.peers.lock().is_empty() && !peers.are_all_here()).await;
     }
 
     #[tokio::test]

@@ -28,8 +28,8 @@ pub(super) struct Ring {
 pub(super) struct Replay {
     /// Messages, without a gap.
     pub(super) messages: Vec<Arc<[u8]>>,
-    /// Some that were asked for are not kept any more, though this process has sent them: whoever asks has
-    /// seen those before.
+    /// Some that were asked for are not kept any more. Not so of whoever asks from 0: that one is new, and is
+    /// told everything anyway.
     pub(super) incomplete: bool,
 }
 
@@ -59,7 +59,7 @@ impl Ring {
         let skipped = usize::try_from(number.saturating_sub(oldest)).unwrap_or(usize::MAX);
         Replay {
             messages: self.kept.iter().skip(skipped).cloned().collect(),
-            incomplete: (self.first..oldest).contains(&number),
+            incomplete: number > 0 && number < oldest && oldest > self.first,
         }
     }
 }
@@ -90,8 +90,8 @@ mod tests {
         assert_eq!(numbers(&ring, 101), (vec![101, 102, 103], false));
         // What was asked for first is gone: not unnoticed.
         assert_eq!(numbers(&ring, 100), (vec![101, 102, 103], true));
-        // Who has seen nothing of this process begins anew anyway.
-        assert_eq!(numbers(&ring, 99), (vec![101, 102, 103], false));
+        assert_eq!(numbers(&ring, 99), (vec![101, 102, 103], true));
+        assert_eq!(numbers(&ring, 0), (vec![101, 102, 103], false));
         push(&mut ring, 95);
         assert_eq!(numbers(&ring, 103), (vec![104], true));
     }

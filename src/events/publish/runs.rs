@@ -11,6 +11,15 @@ use super::{
 /// Blocks of one event.
 pub(super) const RUN_BLOCKS_MAX: usize = 256;
 
+/// One block of a chain.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Link<'a> {
+    pub(super) hash: u64,
+    pub(super) parent: Option<u64>,
+    pub(super) described: &'a Described,
+    pub(super) terms: &'a Terms,
+}
+
 /// Events in the making, each with the place of its first block. A block comes behind its parent, and an
 /// event goes where its first block came: so that what each stands on is said before it.
 #[derive(Debug, Default)]
@@ -21,15 +30,8 @@ pub(super) struct Runs {
 
 impl Runs {
     /// Takes a block, which came as the `place`th.
-    pub(super) fn push(
-        &mut self,
-        place: usize,
-        tier: Tier,
-        hash: u64,
-        parent: Option<u64>,
-        described: &Described,
-        terms: &Terms,
-    ) {
+    pub(super) fn push(&mut self, place: usize, tier: Tier, link: &Link<'_>) {
+        let Link { hash, parent, described, terms } = *link;
         let Some(open) = self.open.get_mut(index(tier)) else { return };
         let goes_on = open.as_ref().is_some_and(|(_, run)| {
             run.hashes.last().copied() == parent

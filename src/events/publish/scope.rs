@@ -80,3 +80,65 @@ fn opened_at(node: &Node, namespace: &Namespace, worker: Option<&str>) -> Option
 fn shape(identity: &Identity) -> Identity {
     Identity { lora: Vec::new(), cache_salt: Vec::new(), ..identity.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvstrata_tiers::namespace::PartSpec;
+
+    use super::*;
+    use crate::{api::tests::node, auth::ONLY_TENANT, openers::Opener};
+
+    /// Opens a namespace in the name of an instance; returns its index.
+    fn open(node: &Node, instance: &str, keep_tokens: bool, change: fn(&mut Identity)) -> u32 {
+        let mut identity = Identity {
+            tenant: ONLY_TENANT.to_owned(),
+            model: "m".into(),
+            engine: "vllm".into(),
+            dtype: "bf16".into(),
+            block_tokens: 16,
+            parts: vec![PartSpec { group: 0, rank: 0, bytes: 4096 }],
+            hash_algorithm: "sha256".into(),
+            hash_bytes: 32,
+            ..Identity::default()
+        };
+        change(&mut identity);
+        let spec = NamespaceSpec::Engine(Box::new(identity));
+        let index = node.namespaces.open(spec, keep_tokens).unwrap().namespace.index();
+        let opener = Opener {
+            instance: instance.to_owned(),
+            host: String::new(),
+            zone: String::new(),
+            client_version: String::new(),
+            at: Instant::now(),
+        };
+        node.openers.note(index, opener);
+        index
+    }
+
+    fn told(node: &Node, target: &str) -> Vec<u32> {
+        let target: EventTarget = target.parse().unwrap();
+        let scope = of(node, &target, target.worker.as_deref());
+        scope.into_iter().filter(|(_, terms)| terms.open).map(|(index, _)| index).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_is_told_of_what_it_can_load_now() {
+        let node = node(Vec::new());
+        let plain = open(&node, "a", true, |_| {});
+        let lora = open(&node, "a", true, |identity| identity.lora = vec![1]);
+        open(&node, "a", false, |identity| identity.lora = vec![2]);
+        open(&node, "a", true, |identity| identity.model = "other".into());
+        open(&node, "a", true, |identity| identity.tenant = "other".into());
+        open(&node, "a", true, |identity| identity.cache_salt = vec![0xff]);
+        open(&node, "b@c", true, |_| {});
+        assert_eq!(told(&node, "llm-d=tcp://h:1,model=m,worker=a"), [plain, lora]);
+        assert_eq!(told(&node, "llm-d=tcp://h:1,model=m,worker=b"), Vec::<u32>::new());
+        assert_eq!(told(&node, "dynamo=tcp://*:1,model=m"), [plain, lora]);
+        // It was started anew with other weights.
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        let new = open(&node, "a", true, |identity| identity.weights = "2".into());
+        assert_eq!(told(&node, "llm-d=tcp://h:1,model=m,worker=a"), [new]);
+        let open_to_all: EventTarget = "llm-d=tcp://h:1,model=m".parse().unwrap();
+        assert_eq!(workers(&node, &open_to_all), ["a"]);
+    }
+}

@@ -59,8 +59,8 @@ pub(super) fn index(tier: Tier) -> usize {
 struct Known {
     namespace: u32,
     tiers: TierSet,
-    /// Blocks behind it that are announced.
-    children: u32,
+    /// Blocks behind it that are announced, on each tier.
+    children: [u32; 3],
     /// The block before it, while it is announced.
     parent: Option<u64>,
 }
@@ -79,15 +79,20 @@ impl Shadow {
         known.map_or(TierSet::NONE, |known| known.tiers)
     }
 
+    /// Where whatever block is announced that routers know by this hash.
+    pub(super) fn tiers_of(&self, hash: u64) -> TierSet {
+        self.known.get(&hash).map_or(TierSet::NONE, |known| known.tiers)
+    }
+
     /// Whether a block of another namespace is announced under this hash.
     pub(super) fn is_taken(&self, namespace: u32, hash: u64) -> bool {
         let known = self.known.get(&hash);
         known.is_some_and(|known| known.namespace != namespace && !known.tiers.is_empty())
     }
 
-    /// Whether a block is announced that follows this one.
-    pub(super) fn has_children(&self, hash: u64) -> bool {
-        self.known.get(&hash).is_some_and(|known| known.children > 0)
+    /// How many blocks are announced on each tier that follow this one.
+    pub(super) fn children(&self, hash: u64) -> [u32; 3] {
+        self.known.get(&hash).map_or([0; 3], |known| known.children)
     }
 
     /// How many blocks are announced.
@@ -97,36 +102,40 @@ impl Shadow {
 
     pub(super) fn announce(&mut self, namespace: u32, hash: u64, parent: Option<u64>, tier: Tier) {
         let known = self.known.entry(hash).or_default();
-        let first = known.tiers.is_empty();
-        known.namespace = namespace;
-        known.tiers = known.tiers.with(TierSet::of(tier));
-        if first {
-            known.parent = parent;
+        if known.tiers.is_empty() {
+            (known.namespace, known.parent) = (namespace, parent);
             self.announced += 1;
-            if let Some(parent) = parent {
-                let parent =
-                    self.known.entry(parent).or_insert(Known { namespace, ..Known::default() });
-                parent.children = parent.children.saturating_add(1);
+        }
+        if known.tiers.has(tier) {
+            return;
+        }
+        known.tiers = known.tiers.with(TierSet::of(tier));
+        if let Some(parent) = known.parent {
+            let above = self.known.entry(parent).or_insert(Known { namespace, ..Known::default() });
+            if let Some(count) = above.children.get_mut(index(tier)) {
+                *count = count.saturating_add(1);
             }
         }
     }
 
     pub(super) fn withdraw(&mut self, hash: u64, tiers: TierSet) {
         let Some(known) = self.known.get_mut(&hash) else { return };
-        let was_announced = !known.tiers.is_empty();
-        known.tiers = known.tiers.without(tiers);
-        if !was_announced || !known.tiers.is_empty() {
-            return;
+        let gone = known.tiers.both(tiers);
+        known.tiers = known.tiers.without(gone);
+        let parent = known.parent;
+        if !gone.is_empty() && known.tiers.is_empty() {
+            self.announced -= 1;
         }
-        let parent = known.parent.take();
-        self.announced -= 1;
         self.drop_unused(hash);
-        if let Some(parent) = parent {
-            if let Some(known) = self.known.get_mut(&parent) {
-                known.children = known.children.saturating_sub(1);
+        let Some(parent) = parent else { return };
+        if let Some(above) = self.known.get_mut(&parent) {
+            for tier in gone.iter() {
+                if let Some(count) = above.children.get_mut(index(tier)) {
+                    *count = count.saturating_sub(1);
+                }
             }
-            self.drop_unused(parent);
         }
+        self.drop_unused(parent);
     }
 
     /// Forgets everything; returns what was announced.
@@ -140,7 +149,7 @@ impl Shadow {
     }
 
     fn drop_unused(&mut self, hash: u64) {
-        let unused = |known: &Known| known.tiers.is_empty() && known.children == 0;
+        let unused = |known: &Known| known.tiers.is_empty() && known.children == [0; 3];
         if self.known.get(&hash).is_some_and(unused) {
             self.known.remove(&hash);
         }
@@ -160,9 +169,9 @@ mod tests {
         assert_eq!(shadow.tiers(1, 7).iter().collect::<Vec<_>>(), [Tier::Dram, Tier::Object]);
         assert_eq!(shadow.tiers(2, 7), TierSet::NONE);
         assert!(shadow.is_taken(2, 7) && !shadow.is_taken(1, 7));
-        assert_eq!((shadow.len(), shadow.has_children(7)), (2, true));
+        assert_eq!((shadow.len(), shadow.children(7)), (2, [0, 1, 0]));
         shadow.withdraw(7, TierSet::of(Tier::Dram).with(TierSet::of(Tier::Object)));
-        assert_eq!((shadow.len(), shadow.has_children(7)), (1, true));
+        assert_eq!((shadow.len(), shadow.children(7)), (1, [0, 1, 0]));
         assert_eq!(shadow.tiers(1, 7), TierSet::NONE);
         shadow.withdraw(8, TierSet::of(Tier::Nvme));
         shadow.withdraw(8, TierSet::of(Tier::Nvme));

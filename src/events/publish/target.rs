@@ -1,13 +1,14 @@
 //! One router, or rather one worker of one router: what it is told, and those who listen.
 
 use std::{
+    io,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use kvstrata_tiers::{block::BlockKey, stack::Stack};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 use tracing::{info, warn};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -26,7 +27,7 @@ use crate::{
     events::zmtp,
     limits::{
         PUBLISH_BACKLOG_BYTES, PUBLISH_BATCH_BLOCKS, PUBLISH_BATCH_EVENTS, PUBLISH_KEPT_BATCHES,
-        PUBLISH_STEP_BLOCKS,
+        PUBLISH_SETTLE_AFTER, PUBLISH_STEP_BLOCKS,
     },
     metrics::{PublishMetrics, ResyncReason, RouterEvent, RouterLabel, Shown},
     node::Node,
@@ -47,6 +48,8 @@ pub(super) struct Target {
     gates: Gates,
     /// Somebody listens: what changes is told.
     listening: bool,
+    /// When what was withdrawn before was settled.
+    settled: Instant,
     journal: Option<Journal>,
     metrics: PublishMetrics,
     shown: Shown,
@@ -90,8 +93,11 @@ impl Blocks for Known<'_> {
         let namespace = self.node.namespaces.by_index(key.namespace)?;
         let found = self.stack.description(&namespace, key.hash)?;
         let wanted = usize::try_from(namespace.block_tokens()).ok()?;
-        let is_root = found.parent.is_none() == (found.position == 0);
-        let whole = found.tokens.len() == wanted && is_root;
+        let placed = match found.parent {
+            None => found.position == 0,
+            Some(parent) => found.position > 0 && parent != key.hash,
+        };
+        let whole = found.tokens.len() == wanted && placed;
         let (parent, tokens, lora_name) = (found.parent, found.tokens, found.lora_name);
         whole.then_some(Described { parent, tokens, lora_name })
     }
@@ -134,6 +140,7 @@ impl Target {
             label,
             announcer: Announcer::new(told, room.blocks),
             listening: false,
+            settled: Instant::now(),
             journal,
             shown: metrics.shown(label),
             metrics: metrics.clone(),
@@ -197,9 +204,34 @@ impl Target {
             self.send(&events, seconds);
             more = self.announcer.is_busy();
         }
+        self.settle();
         self.shown.announced.set(self.announcer.announced());
         self.shown.withheld.set(self.announcer.pending());
         more
+    }
+
+    /// Whatever was sent a while ago has arrived if nothing waits: a connection that does not take what is sent
+    /// ends sooner. As long as somebody is gone who may come back, what it has missed is kept, if there is room.
+    fn settle(&mut self) {
+        let now = Instant::now();
+        let due = now.duration_since(self.settled) >= PUBLISH_SETTLE_AFTER;
+        let peers = &self.door.peers;
+        let heard = self.listening && peers.backlog() == 0 && peers.are_all_here();
+        if !due || !(heard || self.announcer.must_settle()) {
+            return;
+        }
+        self.settled = now;
+        let settled = self.announcer.settle();
+        if let Some(journal) = &mut self.journal
+            && let Err(error) = journal.settle(settled)
+        {
+            self.give_up_journal(&error);
+        }
+    }
+
+    fn give_up_journal(&mut self, error: &io::Error) {
+        warn!(%error, "what routers are told is not noted any more: a restart cannot withdraw it");
+        self.journal = None;
     }
 
     /// Begins anew for those who have begun to listen, or have missed something for good.
@@ -217,6 +249,7 @@ impl Target {
             info!(topic = topic(&self.wish, self.worker.as_deref()), "a router is told everything");
             self.metrics.record_resync(self.label, reason);
             self.announcer.resync(world.keys());
+            self.settled = Instant::now();
         }
     }
 
@@ -227,8 +260,7 @@ impl Target {
         if let Some(journal) = &mut self.journal
             && let Err(error) = journal.note(events)
         {
-            warn!(%error, "what routers are told is not noted any more: a restart cannot withdraw it");
-            self.journal = None;
+            self.give_up_journal(&error);
         }
         for events in batches(events) {
             let payload = batch(self.dialect, seconds, events, self.rank);

@@ -2,6 +2,7 @@
 
 use std::{io, time::Duration};
 
+use rustix::net::sockopt::set_tcp_user_timeout;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, BufReader},
     net::{
@@ -14,7 +15,10 @@ use tokio::{
 use super::frame::{
     COMMAND, GREETING_BYTES, MORE, broken, greeting, message, pong, read, ready, socket_type,
 };
-use crate::{keep_alive::keep_alive, limits::EVENT_HANDSHAKE_DEADLINE};
+use crate::{
+    keep_alive::keep_alive,
+    limits::{EVENT_HANDSHAKE_DEADLINE, PUBLISH_SILENCE_MAX},
+};
 
 /// Frames of one message: a subscriber's have three, a replay's four.
 const FRAMES_MAX: usize = 8;
@@ -96,6 +100,10 @@ impl Connection {
     async fn greet(io: TcpStream, kind: Kind) -> io::Result<Self> {
         io.set_nodelay(true)?;
         keep_alive(&io)?;
+        if kind == Kind::Publisher {
+            let millis = u32::try_from(PUBLISH_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
+            set_tcp_user_timeout(&io, millis)?;
+        }
         let (receiver, mut sender) = io.into_split();
         let mut io = BufReader::new(receiver);
         sender.write_all(&greeting()).await?;

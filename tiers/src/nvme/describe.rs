@@ -36,6 +36,9 @@ impl Writer {
         let there = |key: &&IndexKey| self.current(key).is_some();
         let known = keys.iter().filter(there).filter_map(|key| self.description(key));
         let changes: Vec<_> = known.collect();
+        if changes.is_empty() {
+            return !keys.is_empty();
+        }
         let count = u64::try_from(changes.len()).unwrap_or(u64::MAX);
         match self.index(changes) {
             Ok(()) => {
@@ -47,7 +50,7 @@ impl Writer {
                 tracing::warn!(%error, "nvme index does not take descriptions");
             }
         }
-        !keys.is_empty()
+        true
     }
 
     /// Takes what the index says of a block, which it has said before.

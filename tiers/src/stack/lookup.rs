@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use super::{PartBytes, Shared};
+use super::{PartBytes, Shared, Stack};
 use crate::{
-    block::Hashes,
+    block::{BlockKey, Hashes},
     dram::{Payload, slot_bytes},
     evict::EntryId,
-    map::{Entry, Hashed, Map, chunks},
+    map::{Entry, Hashed, Map, Shard, chunks},
     namespace::Namespace,
     tier::{Run, Tier, TierCounts},
 };
@@ -82,6 +82,31 @@ impl Found {
                 id,
             }),
         }
+    }
+}
+
+/// What can be asked without leases, and counts for nothing.
+impl Stack {
+    /// As [`lookup`](Self::lookup) without leases, for those who ask what an engine would find: it does
+    /// not count as a lookup of one.
+    #[must_use]
+    pub fn peek(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Answer {
+        self.shared.lookup(namespace, hashes, Ask::default())
+    }
+
+    /// Which tiers have a block now, hot to cold.
+    #[must_use]
+    pub fn presence(&self, key: BlockKey) -> [bool; 3] {
+        let at = self.shared.map.hashed(key.namespace, key.hash);
+        let presence = |shard: &mut Shard| {
+            let entry = shard.entry(at)?;
+            let mut presence = [false; 3];
+            for (has, tier) in presence.iter_mut().zip(Tier::ALL) {
+                *has = entry.tiers().any(|known| known == tier);
+            }
+            Some(presence)
+        };
+        self.shared.map.with(at, presence).unwrap_or_default()
     }
 }
 

@@ -69,6 +69,11 @@ pub struct Usage {
 }
 
 impl Stack {
+    /// Marks blocks as used now, tail first; returns how many are in dram.
+    pub fn touch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> u32 {
+        self.shared.touch(namespace, hashes)
+    }
+
     /// Attaches a chain's parent, positions and tokens to blocks that are present; returns how many.
     ///
     /// # Errors
@@ -82,6 +87,12 @@ impl Stack {
     #[must_use]
     pub fn description(&self, namespace: &Namespace, hash: BlockHash) -> Option<Description> {
         self.shared.description(namespace, hash)
+    }
+
+    /// Says which blocks are in dram and which would have to be loaded; the caller loads them.
+    #[must_use]
+    pub fn prefetch(&self, namespace: &Namespace, hashes: Hashes<'_>) -> Prefetch {
+        self.shared.prefetch(namespace, hashes)
     }
 
     /// Whether a block can be read, from whatever tier. Nobody's lookup, and no use of the block.

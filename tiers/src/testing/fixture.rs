@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     metrics::TierMetrics,
     namespace::{Identity, Namespace, NamespaceSpec, NamespaceTable, PartSpec, Secret},
-    stack::{Fetch, Offer, Piece, PutBatch, PutOutcome, Stack, StackConfig},
+    stack::{Chain, Description, Fetch, Offer, Piece, PutBatch, PutOutcome, Stack, StackConfig},
     store::BlockStore,
 };
 
@@ -167,6 +167,22 @@ impl Fixture {
         let checksum =
             part_checksum(namespace.id(), &hash_of(number), spec.group, spec.rank, &data);
         batch.write(Piece { position, part, offset: 0, data: &data, checksum, part_bytes: 0 })
+    }
+
+    /// Describes block `number`; how many blocks took it.
+    ///
+    /// # Errors
+    /// Those of [`Stack::describe`].
+    pub fn describe(
+        &self,
+        namespace: &Namespace,
+        number: u64,
+        description: &Description,
+    ) -> Result<u32> {
+        let packed = pack(&[number]);
+        let Description { parent, position, tokens, lora_name } = description;
+        let (hashes, parent, position) = (Hashes::new(&packed, 32)?, *parent, *position);
+        self.stack.describe(namespace, Chain { hashes, parent, position, tokens, lora_name })
     }
 
     /// Puts whole blocks in one batch; returns how many are readable afterwards because of it.

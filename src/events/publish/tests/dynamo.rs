@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::{
     super::{
-        encode::{DYNAMO, Dialect, Event, batch},
+        encode::{DYNAMO, Dialect, batch},
         ring::{Ring, RingLimits},
         shadow::TierSet,
     },
@@ -195,69 +195,74 @@ fn parts(message: &[u8]) -> (u64, &[u8]) {
     (u64::from_be_bytes(*number), payload)
 }
 
+/// What is said next, as it goes to a listener who loses some of it on the way; whether it has missed something
+/// for good.
+fn tell(
+    line: &mut Line,
+    store: &Store,
+    ring: &mut Ring,
+    listener: &mut Listener,
+    mut loses: impl FnMut() -> bool,
+) -> bool {
+    let mut missed = false;
+    for event in line.announcer.step(store, &ALL, 100) {
+        line.note(&event);
+        let message = ring.push(|number| {
+            let payload = batch(DYNAMO, 0.0, std::slice::from_ref(&event), 0);
+            [&number.to_be_bytes()[..], &payload].concat()
+        });
+        if !loses() {
+            listener.hear(&message, ring, &mut missed);
+        }
+    }
+    if missed {
+        line.announcer.resync(store.blocks.keys().copied());
+    }
+    missed
+}
+
 /// Batches are lost on the way, asked for again, and now and then gone for good.
 #[test]
 fn what_is_lost_is_asked_for_again_or_everything_is() {
+    let limits = RingLimits { batches: 12, bytes: 1 << 20 };
     let mut totals = (0, 0, 0);
     for seed in 0..60 {
         let mut random = Random(seed);
         let (mut store, prompts) = (Store::default(), prompts(&mut random));
         let mut line = Line::new(HashMap::new());
-        let limits = RingLimits { batches: 12, bytes: 1 << 20 };
         let mut ring = Ring::new(1_000_000, limits);
         let mut listener = Listener::default();
-        for round in 0..200 {
-            if round < 150 {
-                let changed = happen(&mut store, &prompts, &mut random);
-                changed.iter().for_each(|key| line.announcer.changed(*key));
-            }
+        let mut outage = 0_u64;
+        for round in 0..150 {
+            let changed = happen(&mut store, &prompts, &mut random);
+            changed.iter().for_each(|key| line.announcer.changed(*key));
             if random.below(50) == 0 {
                 // Another process, in whose ring there is nothing, and whose numbers are higher.
                 line = Line::new(std::mem::take(&mut line.noted));
                 ring = Ring::new(1_000_000 * (round + 2), limits);
                 line.announcer.resync(store.blocks.keys().copied());
             }
-            let events = line.announcer.step(&store, &ALL, 100);
-            let mut missed = false;
-            for event in &events {
-                line.note(event);
-                let message = ring.push(|number| {
-                    let payload = batch(DYNAMO, 0.0, std::slice::from_ref(event), 0);
-                    [&number.to_be_bytes()[..], &payload].concat()
-                });
-                if round >= 199 || random.below(10) > 0 {
-                    listener.hear(&message, &ring, &mut missed);
+            // Nothing arrives for a while now and then, now and then for longer than it is kept.
+            let loses = || {
+                if outage == 0 && random.below(15) == 0 {
+                    outage = random.below(25);
                 }
-            }
-            if missed {
-                totals.1 += 1;
-                line.announcer.resync(store.blocks.keys().copied());
-            }
+                outage = outage.saturating_sub(1);
+                outage > 0
+            };
+            totals.1 += u32::from(tell(&mut line, &store, &mut ring, &mut listener, loses));
         }
         // A last word, so that what was lost at the end is missed.
-        let end = chain(&[1, 2, 3, 4]).remove(0);
-        let end = (end.0, Block { tiers: TierSet::of(Tier::Dram), described: Some(end.1) });
-        store.blocks.extend([end.clone()]);
-        line.announcer.changed(end.0);
+        let (key, described) = chain(&[1, 2, 3, 4]).remove(0);
+        let tiers = TierSet::of(Tier::Dram);
+        store.blocks.insert(key, Block { tiers, described: Some(described) });
+        line.announcer.changed(key);
         while line.announcer.is_busy() {
-            let mut missed = false;
-            for event in line.announcer.step(&store, &ALL, 1000) {
-                line.note(&event);
-                let message = ring.push(|number| {
-                    let payload = batch(DYNAMO, 0.0, std::slice::from_ref(&event), 0);
-                    [&number.to_be_bytes()[..], &payload].concat()
-                });
-                listener.hear(&message, &ring, &mut missed);
-            }
-            if missed {
-                totals.1 += 1;
-                line.announcer.resync(store.blocks.keys().copied());
-            }
+            totals.1 += u32::from(tell(&mut line, &store, &mut ring, &mut listener, || false));
         }
         totals.2 += listener.asked;
         totals.0 += listener.indexer.check(1, &store, &prompts);
-        assert!(matches!(line.announcer.step(&store, &ALL, 1).as_slice(), [] | [Event::Stored(_)]));
     }
     let (found, missed, asked) = totals;
-    assert!(found > 2000 && missed > 10 && asked > 500, "{totals:?}");
+    assert!(found > 500 && missed > 10 && asked > 100, "{totals:?}");
 }

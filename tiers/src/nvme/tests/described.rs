@@ -6,14 +6,11 @@ use tokio::task::yield_now;
 
 use super::rig::{Life, MANY, Rig};
 use crate::{
-    block::Hashes,
     description::Description,
     nvme::index::{Change, IndexKey},
-    stack::Chain,
     testing::{
         hash_of,
         index_suite::{Contents, description_of},
-        pack,
     },
     tier::Tier,
 };
@@ -32,11 +29,7 @@ fn description(number: u64) -> Description {
 
 /// Describes block `number`; how many of it there are.
 fn describe(life: &Life, number: u64) -> u32 {
-    let Description { parent, position, tokens, lora_name } = description(number);
-    let packed = pack(&[number]);
-    let hashes = Hashes::new(&packed, 32).unwrap();
-    let chain = Chain { hashes, parent, position, tokens: &tokens, lora_name: &lora_name };
-    life.fixture.stack.describe(&life.namespace, chain).unwrap()
+    life.fixture.describe(&life.namespace, number, &description(number)).unwrap()
 }
 
 fn described(life: &Life, number: u64) -> Option<Description> {

@@ -52,8 +52,8 @@ enum Told {
 #[derive(Debug, Default, Clone)]
 struct Ledger {
     blocks: BTreeMap<u64, Told>,
-    /// The rounds in which a block was described, from the last acknowledged removal on: first and last.
-    /// A description of another round is of another block, or of nobody.
+    /// The rounds in which a block was described: first and last. One from before a removal is of the same
+    /// block, which was put again.
     described: BTreeMap<u64, (u32, u32)>,
     round: u32,
 }
@@ -63,13 +63,6 @@ impl Ledger {
         self.round += 1;
         self.described.entry(number).or_insert((self.round, self.round)).1 = self.round;
         self.round
-    }
-
-    fn tell(&mut self, number: u64, told: Told) {
-        self.blocks.insert(number, told);
-        if told == Told::Removed {
-            self.described.remove(&number);
-        }
     }
 }
 
@@ -113,7 +106,7 @@ impl Power {
     }
 
     fn tell(&self, number: u64, told: Told) {
-        self.ledger.lock().tell(number, told);
+        self.ledger.lock().blocks.insert(number, told);
     }
 }
 
@@ -330,7 +323,8 @@ async fn check(running: &Running, ledger: &Ledger, outcome: &mut Outcome) {
     }
     for (number, round) in running.above.described() {
         let told = ledger.described.get(&number);
-        if told.is_some_and(|(first, last)| (*first..=*last).contains(&round)) {
+        let is_told = told.is_some_and(|(first, last)| (*first..=*last).contains(&round));
+        if is_told && found.contains_key(&number) {
             outcome.described += 1;
         } else {
             outcome.violations.push(format!("block {number} has description {round} of {told:?}"));
