@@ -1,6 +1,6 @@
 //! Routers compared: the requests of a trace, a cluster of engines, and where each mode sends them.
 //!
-//! [`run`] lets a trace arrive at a cluster of [`Setup`] whose router works in one [`Mode`]; an [`Outcome`]
+//! [`run()`] lets a trace arrive at a cluster of [`Setup`] whose router works in one [`Mode`]; an [`Outcome`]
 //! says how long requests waited for their first token, and where their blocks came from. Modes that score
 //! do it by [`score`](crate::score), as a router does, and know what a router knows. All else is the same in
 //! all modes: what engines load, and from where.
