@@ -150,7 +150,10 @@ impl Announcer {
             let known = leaving.entry(hash).or_default();
             *known = known.with(tiers);
         }
-        self.leaving.extend(leaving);
+        // Twice: where a withdrawal was lost and what was announced behind it was not, a router counts two.
+        for _ in 0..2 {
+            self.leaving.extend(&leaving);
+        }
         self.pending.clear();
         self.waiting.clear();
         all.for_each(|key| self.changed(key));
