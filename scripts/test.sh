@@ -83,7 +83,7 @@ python_package() {
     --config-settings build-args='--profile dev --locked --features tests' ./python
   install_package "$python"
   "$python" -m mypy --strict --cache-dir /dev/null python/kvstrata python/tests \
-    benches/python_get_into.py benches/peers
+    benches/publish.py benches/python_get_into.py benches/peers
   # Adapters import their engines, which are not here: stand-ins of the tests are.
   (cd python/tests && PYTHONPATH="$stubs" MYPYPATH="$stubs" "$python" -m mypy.stubtest kvstrata)
   "$python" -m pytest --quiet -p no:cacheprovider python/tests

@@ -144,13 +144,17 @@ impl Announcer {
 
     /// Everything is said again: `all` are the blocks that are somewhere.
     pub(super) fn resync(&mut self, all: impl Iterator<Item = BlockKey>) {
-        let mut leaving: HashMap<u64, TierSet> = self.leaving.drain(..).collect();
+        let mut leaving: HashMap<u64, TierSet> = HashMap::new();
         let withdrawn = std::mem::take(&mut self.withdrawn).into_iter().flatten();
-        for (hash, tiers) in self.shadow.take().into_iter().chain(withdrawn) {
+        let begun = std::mem::take(&mut self.leaving).into_iter();
+        for (hash, tiers) in self.shadow.take().into_iter().chain(withdrawn).chain(begun) {
             let known = leaving.entry(hash).or_default();
             *known = known.with(tiers);
         }
-        self.leaving.extend(leaving);
+        // Twice: where a withdrawal was lost and what was announced behind it was not, a router counts two.
+        for _ in 0..2 {
+            self.leaving.extend(leaving.iter().map(|(hash, tiers)| (*hash, *tiers)));
+        }
         self.pending.clear();
         self.waiting.clear();
         all.for_each(|key| self.changed(key));

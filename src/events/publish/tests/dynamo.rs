@@ -232,7 +232,7 @@ fn what_is_lost_is_asked_for_again_or_everything_is() {
         let mut line = Line::new(HashMap::new());
         let mut ring = Ring::new(1_000_000, limits);
         let mut listener = Listener::default();
-        let mut outage = 0_u64;
+        let (mut outage, mut calm_until) = (0_u64, 0);
         for round in 0..150 {
             let changed = happen(&mut store, &prompts, &mut random);
             changed.iter().for_each(|key| line.announcer.changed(*key));
@@ -244,13 +244,17 @@ fn what_is_lost_is_asked_for_again_or_everything_is() {
             }
             // Nothing arrives for a while now and then, now and then for longer than it is kept.
             let loses = || {
-                if outage == 0 && random.below(15) == 0 {
+                if outage == 0 && round >= calm_until && random.below(15) == 0 {
                     outage = random.below(25);
                 }
                 outage = outage.saturating_sub(1);
                 outage > 0
             };
-            totals.1 += u32::from(tell(&mut line, &store, &mut ring, &mut listener, loses));
+            if tell(&mut line, &store, &mut ring, &mut listener, loses) {
+                totals.1 += 1;
+                // What is said anew then is heard.
+                calm_until = round + 12;
+            }
         }
         // A last word, so that what was lost at the end is missed.
         let (key, described) = chain(&[1, 2, 3, 4]).remove(0);

@@ -221,7 +221,9 @@ fn what_was_withdrawn_is_withdrawn_again_until_it_is_settled() {
         announcer.resync(store.blocks.keys().copied());
         let events = drain(announcer, store, &ALL, 100);
         let Some(Event::Removed { hashes, .. }) = events.first() else { panic!("{events:?}") };
-        hashes.len()
+        let different: HashSet<_> = hashes.iter().collect();
+        assert_eq!(hashes.len(), 2 * different.len());
+        different.len()
     };
     assert_eq!(withdraws(&mut announcer, &store), 3);
     assert_eq!(announcer.settle(), []);
