@@ -126,7 +126,11 @@ impl Announcer {
     /// What is announced of a namespace from now on; returns whether that is another thing than before. If it
     /// is, all of its blocks have [changed](Self::changed).
     pub(super) fn set_terms(&mut self, namespace: u32, terms: Terms) -> bool {
-        self.scope.insert(namespace, terms.clone()).is_none_or(|before| before != terms)
+        let is_new = self.scope.get(&namespace) != Some(&terms);
+        if is_new {
+            self.scope.insert(namespace, terms);
+        }
+        is_new
     }
 
     /// A block is somewhere else, or more is known of it.

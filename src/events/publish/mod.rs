@@ -243,7 +243,7 @@ impl Publisher {
         }
         self.wards.look(&self.node.costs, Instant::now());
         for target in &mut self.targets {
-            let gates = self.wards.gates(target.from_blocks());
+            let gates = self.wards.gates(target.wished_gates());
             target.look(&self.node, &self.world, gates);
         }
     }

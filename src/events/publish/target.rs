@@ -157,7 +157,7 @@ impl Target {
     }
 
     /// From how many blocks on it wants to be told of chains.
-    pub(super) fn from_blocks(&self) -> &Gates {
+    pub(super) fn wished_gates(&self) -> &Gates {
         &self.wish.from_blocks
     }
 
