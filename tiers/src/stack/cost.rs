@@ -84,6 +84,9 @@ struct Device {
     bytes: u64,
     /// When something came the last time in it.
     latest: Instant,
+    /// The one before, in bytes and seconds, if the device was not idle since: what follows may be no more
+    /// than its rest, which says something only together with it.
+    held: Option<(u64, f64)>,
     failures: u32,
     failed: Option<Instant>,
     /// Seconds for each byte, usually.
@@ -182,6 +185,7 @@ impl Device {
             was_idle: true,
             bytes: 0,
             latest: now,
+            held: None,
             failures: 0,
             failed: None,
             usual: None,
@@ -230,7 +234,11 @@ impl Device {
     /// Learns from the period that ends with what came last.
     fn measure(&mut self) {
         let elapsed = (self.latest - self.since).as_secs_f64();
+        let is_over = self.loads == 0;
         if self.bytes == 0 || elapsed <= 0.0 {
+            if let Some((bytes, secs)) = self.held.take_if(|_| is_over) {
+                self.learn(bytes, secs);
+            }
             return;
         }
         let mut moving = elapsed;
@@ -240,9 +248,24 @@ impl Device {
             }
             moving = (elapsed - self.setup).max(elapsed / 2.0);
         }
-        if self.bytes >= PERIOD_BYTES_MIN {
-            self.rate.take(self.bytes, Duration::try_from_secs_f64(moving).unwrap_or_default());
-            self.compare(moving);
+        match self.held.take() {
+            Some((bytes, secs)) if is_over => {
+                self.learn(bytes.saturating_add(self.bytes), secs + moving);
+            }
+            None if is_over => self.learn(self.bytes, moving),
+            held => {
+                if let Some((bytes, secs)) = held {
+                    self.learn(bytes, secs);
+                }
+                self.held = Some((self.bytes, moving));
+            }
+        }
+    }
+
+    fn learn(&mut self, bytes: u64, secs: f64) {
+        if bytes >= PERIOD_BYTES_MIN {
+            self.rate.take(bytes, Duration::try_from_secs_f64(secs).unwrap_or_default());
+            self.compare(secs);
         }
     }
 
