@@ -39,7 +39,11 @@ async fn put(server: &Server, instance: &str, tokens: &[u32], blocks: usize) -> 
     let hashes = Algorithm::of(&identity).unwrap().hashes(BLOCK_TOKENS, &prompt).unwrap();
     let hashes: Vec<_> = hashes.iter().take(blocks).collect();
     let hashes: Vec<_> = hashes.iter().map(|hash| BlockHash::new(&hash[..]).unwrap()).collect();
-    let options = ClientOptions { instance: Some(instance.to_owned()), ..ClientOptions::default() };
+    let options = ClientOptions {
+        instance: Some(instance.to_owned()),
+        node: Some("n-b".to_owned()),
+        ..ClientOptions::default()
+    };
     let client = Client::connect(server.grpc(), options).await.unwrap();
     let handle = client.open(NamespaceSpec::Engine(Box::new(identity))).await.unwrap();
     let session = client.session("engine").await.unwrap();

@@ -91,14 +91,24 @@ impl CostMetrics {
     pub fn record(&self, tier: TierLabel, by: Judge, ratio: f64) {
         self.ratios.get_or_create(&ByEstimate { tier, by }).observe(ratio);
     }
+}
 
-    /// How many were recorded, since the start.
-    #[cfg(test)]
-    pub(crate) fn count(&self, tier: TierLabel, by: Judge) -> u64 {
-        let (mut registry, mut text) = (Registry::default(), String::new());
-        registry.register("r", "", self.ratios.clone());
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        let series = format!("r_count{{tier=\"{tier:?}\",by=\"{by:?}\"}} ").to_lowercase();
-        text.lines().find_map(|line| line.strip_prefix(series.as_str())).unwrap().parse().unwrap()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl CostMetrics {
+        /// How many were recorded, since the start.
+        pub(crate) fn count(&self, tier: TierLabel, by: Judge) -> u64 {
+            let (mut registry, mut text) = (Registry::default(), String::new());
+            registry.register("r", "", self.ratios.clone());
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let series = format!("r_count{{tier=\"{tier:?}\",by=\"{by:?}\"}} ").to_lowercase();
+            text.lines()
+                .find_map(|line| line.strip_prefix(series.as_str()))
+                .unwrap()
+                .parse()
+                .unwrap()
+        }
     }
 }

@@ -31,12 +31,9 @@ use kvstrata_tiers::{
 
 use super::{
     encode::{Event, Stored},
-    runs::{Link, Runs},
+    runs::{Link, Removed, Runs},
     shadow::{Shadow, TierSet, index},
 };
-
-/// Hashes of one event of what was removed.
-pub(super) const REMOVED_MAX: usize = 1024;
 
 /// The blocks as they are.
 pub(super) trait Blocks {
@@ -458,33 +455,6 @@ fn measure(nodes: &mut [Node]) {
                 *deepest = (*deepest).max(depth);
             }
         }
-    }
-}
-
-/// What is withdrawn, by tier.
-#[derive(Default)]
-struct Removed {
-    hashes: [Vec<u64>; 3],
-    count: usize,
-}
-
-impl Removed {
-    fn push(&mut self, hash: u64, tiers: TierSet) {
-        self.count += 1;
-        for tier in tiers.iter() {
-            if let Some(hashes) = self.hashes.get_mut(index(tier)) {
-                hashes.push(hash);
-            }
-        }
-    }
-
-    fn into_events(self) -> Vec<Event> {
-        let mut events = Vec::new();
-        for (tier, hashes) in Tier::ALL.into_iter().zip(&self.hashes) {
-            let of_tier = hashes.chunks(REMOVED_MAX);
-            events.extend(of_tier.map(|hashes| Event::Removed { tier, hashes: hashes.to_vec() }));
-        }
-        events
     }
 }
 

@@ -1,15 +1,17 @@
-//! Puts blocks that follow one another on a tier into one event.
+//! Puts blocks that follow one another on a tier into one event, and those that are withdrawn from it.
 
 use kvstrata_tiers::tier::Tier;
 
 use super::{
     announce::{Described, Terms},
     encode::{Event, Stored},
-    shadow::index,
+    shadow::{TierSet, index},
 };
 
 /// Blocks of one event.
 pub(super) const RUN_BLOCKS_MAX: usize = 256;
+/// Hashes of one event of what was removed.
+const REMOVED_MAX: usize = 1024;
 
 /// One block of a chain.
 #[derive(Debug, Clone, Copy)]
@@ -53,5 +55,32 @@ impl Runs {
         all.extend(self.open.into_iter().flatten());
         all.sort_by_key(|(place, _)| *place);
         all.into_iter().map(|(_, run)| Event::Stored(run))
+    }
+}
+
+/// What is withdrawn, by tier.
+#[derive(Default)]
+pub(super) struct Removed {
+    hashes: [Vec<u64>; 3],
+    pub(super) count: usize,
+}
+
+impl Removed {
+    pub(super) fn push(&mut self, hash: u64, tiers: TierSet) {
+        self.count += 1;
+        for tier in tiers.iter() {
+            if let Some(hashes) = self.hashes.get_mut(index(tier)) {
+                hashes.push(hash);
+            }
+        }
+    }
+
+    pub(super) fn into_events(self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (tier, hashes) in Tier::ALL.into_iter().zip(&self.hashes) {
+            let of_tier = hashes.chunks(REMOVED_MAX);
+            events.extend(of_tier.map(|hashes| Event::Removed { tier, hashes: hashes.to_vec() }));
+        }
+        events
     }
 }
