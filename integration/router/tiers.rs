@@ -100,10 +100,10 @@ impl State {
             holder: HOLDER.to_owned(),
             locality: Locality::SameNode.into(),
             bytes: u64::from(blocks) * BLOCK_BYTES,
-            est_load_ms: self.queue_ms + 2.0 + f64::from(blocks),
+            est_load_ms: self.queue_ms + 0.1 + 0.05 * f64::from(blocks),
             queue_ms: self.queue_ms,
-            setup_ms: 2.0,
-            block_ms: 1.0,
+            setup_ms: 0.1,
+            block_ms: 0.05,
         };
         let found = blocks > 0;
         let block_tokens = u32::try_from(BLOCK_TOKENS).unwrap();
