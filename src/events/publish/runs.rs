@@ -61,7 +61,7 @@ impl Runs {
 /// What is withdrawn, by tier.
 #[derive(Default)]
 pub(super) struct Removed {
-    hashes: [Vec<u64>; 3],
+    pub(super) hashes: [Vec<u64>; 3],
     pub(super) count: usize,
 }
 
