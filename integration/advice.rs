@@ -13,6 +13,11 @@ use kvstrata::client::{
 use kvstrata::schemes::dynamo;
 use kvstrata_tiers::{error::ErrorKind, namespace::Wishes};
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader},
+    net::TcpStream,
+    time::timeout,
+};
 
 use crate::{
     client::{batch, hash, hashes, namespace},
@@ -165,6 +170,62 @@ async fn a_watcher_follows_until_the_server_stops_and_does_not_hold_it_up() {
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     let ended = updates.next().await.unwrap_err();
     assert_eq!(ended.kind(), ErrorKind::Unavailable, "{ended}");
+}
+
+/// An answer that comes line by line.
+struct Lines(BufReader<TcpStream>);
+
+impl Lines {
+    async fn of(server: &Server, verb: &str, body: &Value) -> Self {
+        let mut io = TcpStream::connect(server.http()).await.unwrap();
+        let body = body.to_string();
+        let head = format!("POST /v1/router/{verb} HTTP/1.1\r\nhost: x\r\n");
+        let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+        io.write_all(request.as_bytes()).await.unwrap();
+        Self(BufReader::new(io))
+    }
+
+    /// The next message; none at the end. What is around them is no JSON.
+    async fn next(&mut self) -> Option<Value> {
+        loop {
+            let mut line = String::new();
+            if timeout(SERVER_WAIT, self.0.read_line(&mut line)).await.unwrap().unwrap_or(0) == 0 {
+                return None;
+            }
+            if line.starts_with('{') {
+                return Some(serde_json::from_str(&line).unwrap());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_streamed_comes_as_lines_of_json_too() {
+    let server = Server::builder().dram("16MiB").start().await;
+    let engine = Engine::start(&server, "a").await;
+    engine.put(0..5).await;
+    let mut costs = Lines::of(&server, "watch_tiers", &json!({})).await;
+    let told = costs.next().await.unwrap();
+    assert_eq!(told["tiers"][0]["tier"], "TIER_DRAM", "{told}");
+    let mut watch = Lines::of(&server, "watch", &json!({"model": "test"})).await;
+    let held = loop {
+        let told = watch.next().await.unwrap();
+        if let Some(end) = told.get("snapshotEnd") {
+            break end["blocks"].clone();
+        }
+    };
+    assert_eq!(held, "5");
+    engine.put(5..6).await;
+    // One byte, 1: in dram.
+    assert_eq!(watch.next().await.unwrap()["blocks"]["tiers"], "AQ==");
+    let (status, why) = server.post("/v1/router/watch_tiers", "{\"intervalMs\":1}").await;
+    assert!(status == 400 && why.contains("interval_ms"), "{status}: {why}");
+    drop(engine);
+    let start = tokio::time::Instant::now();
+    server.stop(&[]).await;
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert_eq!(watch.next().await, None);
+    while costs.next().await.is_some() {}
 }
 
 #[tokio::test]

@@ -55,6 +55,9 @@ pub const HTTP_CONNECTIONS_MAX: usize = 512;
 /// Longest silence of such a connection: below the minute after which kubelet gives a node up, so
 /// that idle ones cannot keep probes out.
 pub const HTTP_SILENCE_MAX: Duration = Duration::from_secs(30);
+/// How often a stream of lines that has nothing to say says so: often enough that nobody on its way takes
+/// it for dead.
+pub const HTTP_BEAT_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How often the store is asked what has changed while anybody follows: what is told of a block is this
 /// late at most, and 64 locks taken so often cost nothing.

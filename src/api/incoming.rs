@@ -131,7 +131,7 @@ struct Silence {
 enum Allowed {
     /// Until this many more bytes have come, however slowly: then any.
     First(usize),
-    /// So long after each byte.
+    /// So long after each byte that came, or that it took.
     Each(Duration),
 }
 
@@ -142,6 +142,13 @@ impl Silence {
 
     fn each(within: Duration) -> Self {
         Self { deadline: Box::pin(sleep(within)), allowed: Allowed::Each(within) }
+    }
+
+    /// Takes note of bytes that were sent: a peer that reads is there, whatever it says.
+    fn say(&mut self, sent: &Poll<io::Result<usize>>) {
+        if let (Allowed::Each(within), Poll::Ready(Ok(1..))) = (&self.allowed, sent) {
+            self.deadline.as_mut().reset(Instant::now() + *within);
+        }
     }
 
     /// Takes note of bytes that came; returns whether they were enough for good.
@@ -270,7 +277,11 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, buf)
+        let sent = Pin::new(&mut self.io).poll_write(cx, buf);
+        if let Some(silence) = &mut self.silence {
+            silence.say(&sent);
+        }
+        sent
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -286,7 +297,11 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+        let sent = Pin::new(&mut self.io).poll_write_vectored(cx, bufs);
+        if let Some(silence) = &mut self.silence {
+            silence.say(&sent);
+        }
+        sent
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -312,6 +327,23 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         (listener, address)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_takes_what_it_is_told_need_not_say_more() {
+        let (listener, address) = listener().await;
+        let pages = Acceptor::of_pages(listener, plain());
+        let mut peer = TcpStream::connect(address).await.unwrap();
+        let (mut connection, _) = pages.next_reader().await;
+        let start = Instant::now();
+        for _ in 0..10 {
+            sleep(HTTP_SILENCE_MAX / 2).await;
+            connection.write_all(b"line").await.unwrap();
+            peer.read_exact(&mut [0; 4]).await.unwrap();
+        }
+        let error = connection.read_u8().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert_eq!((start.elapsed() - HTTP_SILENCE_MAX * 5).as_secs(), HTTP_SILENCE_MAX.as_secs());
     }
 
     #[tokio::test(start_paused = true)]

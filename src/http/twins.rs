@@ -1,17 +1,18 @@
 //! The router's calls as JSON: `POST /v1/router/<verb>`, and `POST /check_blocks` as Dynamo asks it.
 //!
-//! The two that are answered by streams have no twin: a connection here may not be silent for long.
+//! Those that are answered by streams are answered by lines of JSON, which end when either side ends them.
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Router,
-    body::Bytes,
+    body::{Body, Bytes},
     extract::{DefaultBodyLimit, Path, State},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
     routing::post,
 };
+use futures_util::StreamExt;
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 
 use crate::{
@@ -64,8 +65,15 @@ async fn call(
         Ok(bearer) => bearer,
         Err(refused) => return failed(&refused),
     };
-    match twins.service.json(&verb, &bearer, &body).await {
-        Some(answered) => answer(answered),
+    if let Some(answered) = twins.service.json(&verb, &bearer, &body).await {
+        return answer(answered);
+    }
+    match twins.service.json_lines(&verb, &bearer, &body).await {
+        Some(Ok(lines)) => {
+            let body = Body::from_stream(lines.map(Ok::<_, Infallible>));
+            (StatusCode::OK, [(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response()
+        }
+        Some(Err(failure)) => failed(&failure),
         None => failed(&unknown()),
     }
 }
@@ -87,7 +95,8 @@ fn answer(answered: Result<Vec<u8>>) -> Response {
 }
 
 fn unknown() -> Error {
-    let text = "no such call: there are lookup, score, reserve, release and report";
+    let text = "no such call: there are lookup, score, reserve, release, report, watch and \
+                watch_tiers";
     Error::new(ErrorKind::Unsupported, text)
 }
 

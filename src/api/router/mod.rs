@@ -2,6 +2,7 @@
 
 mod check;
 mod convert;
+mod lines;
 mod watch;
 
 use std::{sync::Arc, time::Duration};
