@@ -10,7 +10,7 @@ use crate::{
     bulk,
     config::{Auto, Config, PathText},
     id,
-    members::{BulkPort, Member, Members},
+    members::{BulkPort, Member, Members, this_machine},
     metrics::Door,
     resp,
     server::ServeError,
@@ -45,7 +45,7 @@ pub(crate) async fn listen(
 pub(crate) fn node_name(config: &Config) -> String {
     match &config.node.name {
         Auto::Given(name) => name.clone(),
-        Auto::Auto => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        Auto::Auto => this_machine(),
     }
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn node_name(config: &Config) -> String {
 pub(crate) fn host_name(config: &Config) -> String {
     match &config.node.host {
         Auto::Given(host) => host.clone(),
-        Auto::Auto => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        Auto::Auto => this_machine(),
     }
 }
 

@@ -2,6 +2,12 @@
 
 use bytes::Bytes;
 
+/// The machine that this process runs on, as it calls itself.
+#[must_use]
+pub(crate) fn this_machine() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// A member list and its version.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Members {

@@ -18,13 +18,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "python" / "tests"))
 
-from server import Server
+from starting import Start, start
+
+__all__ = ["BLOCK_TOKENS", "Indexer", "Start", "free_port", "start"]
 
 PYTHON = Path(os.environ["DYNAMO_ENV"]) / "bin" / "python"
 START = "import sys, dynamo.llm; dynamo.llm.run_kv_indexer(sys.argv[1:])"
 BLOCK_TOKENS = 16
-
-Start = Callable[..., Server]
 
 
 def free_port() -> int:
@@ -91,20 +91,6 @@ class Indexer:
         """Ends it."""
         self.process.kill()
         self.process.wait()
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts servers."""
-    servers: list[Server] = []
-
-    def starter(*settings: str) -> Server:
-        servers.append(Server(tmp_path, *settings))
-        return servers[-1]
-
-    yield starter
-    for server in servers:
-        server.close()
 
 
 @pytest.fixture

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from server import Server
+from starting import Start, start
 
 import kvstrata
 
-__all__ = ["BLOCK_BYTES", "Server", "Start", "hashes", "open_namespace", "store", "value"]
+__all__ = ["BLOCK_BYTES", "Server", "Start", "hashes", "open_namespace", "start", "store", "value"]
 
 BLOCK_BYTES = 256 << 10
 """Of the blocks of most tests."""
-
-Start = Callable[..., Server]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts servers with other settings."""
-    servers: list[Server] = []
-
-    def starter(*settings: str) -> Server:
-        servers.append(Server(tmp_path, *settings))
-        return servers[-1]
-
-    yield starter
-    for server in servers:
-        server.close()
 
 
 @pytest.fixture

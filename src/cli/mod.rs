@@ -6,6 +6,7 @@ pub mod gen_trace;
 pub mod get;
 pub mod lookup;
 pub mod plan;
+mod process;
 mod progress;
 pub mod put;
 pub mod replay;
@@ -19,6 +20,7 @@ mod stdout;
 mod svg;
 mod table;
 pub mod target;
+pub mod trace_args;
 pub mod verify;
 
 use std::{

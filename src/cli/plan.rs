@@ -12,12 +12,12 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 
 pub use self::capacity::{Capacity, TierCapacity};
 use self::report::{Report, Row, TierRow};
-use super::{Failure, settings::Settings, stdout};
+use super::{Failure, settings::Settings, stdout, trace_args::TraceArgs};
 use crate::{
     config,
     sim::{self, Opt, Policy, TiersOutcome, simulate_tiers, sweep},
     trace::{
-        ReadOptions, TimeUnit, Trace,
+        Trace,
         model::{KvType, Model},
         read,
     },
@@ -89,17 +89,9 @@ pub struct Args {
     #[arg(long)]
     pub block_bytes: Option<ByteSize>,
 
-    /// Tokens in one block, if not the format's own (512 Mooncake, 64 run-length, 16 Qwen-Bailian)
-    #[arg(long)]
-    pub block_tokens: Option<u32>,
-
-    /// The timestamps are in seconds, if the format's own unit is not
-    #[arg(long)]
-    pub seconds: bool,
-
-    /// Use only the first N requests
-    #[arg(long, value_name = "N")]
-    pub requests: Option<usize>,
+    /// How the trace is read.
+    #[command(flatten)]
+    pub reading: TraceArgs,
 
     /// Write charts: into this folder, or to this file if it ends in .svg (the tier split goes
     /// beside it, with -tiers in its name)
@@ -131,12 +123,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 fn report(args: &Args, settings: &config::Object) -> Result<Report> {
     let spinner = ProgressBar::new_spinner().with_message("reading the trace");
     spinner.enable_steady_tick(Duration::from_millis(100));
-    let options = ReadOptions {
-        block_tokens: args.block_tokens,
-        time_unit: args.seconds.then_some(TimeUnit::Seconds),
-        requests_max: args.requests,
-    };
-    let trace = read(&args.trace, &options)?;
+    let trace = read(&args.trace, &args.reading.options())?;
     spinner.finish_and_clear();
     let block_bytes = block_bytes(args, &trace);
     let hierarchy = Hierarchy::simulate(&args.tiers, &trace, block_bytes)?;

@@ -1,15 +1,12 @@
 //! `kvstrata router`: a reverse proxy in front of engines.
 
-use std::{
-    io::{self, Write},
-    net::SocketAddr,
-    time::Duration,
+use std::{net::SocketAddr, time::Duration};
+
+use super::{
+    Failure,
+    process::{asked_to_end, print_addresses},
+    target::Access,
 };
-
-use tokio::signal::unix::{SignalKind, signal};
-use tracing::{info, warn};
-
-use super::{Failure, target::Access};
 use crate::{
     config::Log,
     logging,
@@ -70,19 +67,10 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let tiers = args.kvstrata.map(|endpoint| (endpoint, options));
     logging::start(&Log { level: args.log, ..Log::default() })
         .map_err(|why| Failure::Usage(format!("--log: {why}")))?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
-    let shutdown = async {
-        tokio::select! {
-            _ = terminate.recv() => info!("SIGTERM received"),
-            _ = interrupt.recv() => info!("SIGINT received"),
-        }
-    };
-    let ready = |address| {
-        if args.print_addresses
-            && let Err(error) = print(address)
-        {
-            warn!(%error, "address not printed");
+    let shutdown = asked_to_end().map_err(Failure::failed)?;
+    let ready = |address: SocketAddr| {
+        if args.print_addresses {
+            print_addresses(&serde_json::json!({ "http": address }));
         }
     };
     let setup = Setup {
@@ -109,10 +97,4 @@ fn check(engines: &[EngineSpec]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn print(address: SocketAddr) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{{\"http\":\"{address}\"}}")?;
-    out.flush()
 }

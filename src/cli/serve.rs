@@ -1,18 +1,16 @@
 //! `kvstrata serve`: configuration, logging, server, signals.
 
-use std::{
-    io::{self, Write},
-    net::SocketAddr,
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::signal::unix::{SignalKind, signal};
-use tracing::{info, warn};
+use tracing::info;
 
-use super::{Failure, settings::Settings};
+use super::{
+    Failure,
+    process::{asked_to_end, print_addresses},
+    settings::Settings,
+};
 use crate::{
-    addresses::Addresses,
     budget::{Budget, Machine},
     config::{self, Config, Problems, Sources},
     limits::{
@@ -81,32 +79,16 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         ServeError::Config(problems) => problems.into(),
         other => Failure::failed(other),
     })?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
-    let shutdown = async {
-        tokio::select! {
-            _ = terminate.recv() => info!("SIGTERM received"),
-            _ = interrupt.recv() => info!("SIGINT received"),
-        }
-    };
+    let shutdown = asked_to_end().map_err(Failure::failed)?;
     let ready = |addresses| {
-        if args.print_addresses
-            && let Err(error) = print(addresses)
-        {
-            warn!(%error, "addresses not printed");
+        if args.print_addresses {
+            print_addresses(&addresses);
         }
     };
     let served = server.serve(shutdown, ready).await.map_err(Failure::failed);
     tasks::end_process_within(EXIT_GRACE);
     drop(server);
     served
-}
-
-fn print(addresses: Addresses) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, &addresses)?;
-    writeln!(out)?;
-    out.flush()
 }
 
 fn sources(args: &Args) -> Result<Sources, Failure> {

@@ -13,11 +13,11 @@ use self::{
     report::{Load, Report, Row, TraceReport},
     setup::{Bandwidth, Named, SetupTime, Weight},
 };
-use super::{plan::TierCapacity, progress, stdout};
+use super::{plan::TierCapacity, progress, stdout, trace_args::TraceArgs};
 use crate::{
     sim::cluster::{Mode, Setup, compare},
     trace::{
-        ReadOptions, TimeUnit, Trace,
+        Trace,
         model::{KvType, Model},
         read,
     },
@@ -146,17 +146,9 @@ pub struct Args {
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 
-    /// Tokens in one block, if not the format's own (512 Mooncake, 64 run-length, 16 Qwen-Bailian)
-    #[arg(long)]
-    pub block_tokens: Option<u32>,
-
-    /// The timestamps are in seconds, if the format's own unit is not
-    #[arg(long)]
-    pub seconds: bool,
-
-    /// Use only the first N requests
-    #[arg(long, value_name = "N")]
-    pub requests: Option<usize>,
+    /// How the trace is read.
+    #[command(flatten)]
+    pub reading: TraceArgs,
 
     /// Write charts into this folder
     #[arg(long, value_name = "FOLDER")]
@@ -189,12 +181,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Reads one trace and simulates all of it.
 fn simulate(args: &Args, path: &Path) -> Result<TraceReport> {
-    let options = ReadOptions {
-        block_tokens: args.block_tokens,
-        time_unit: args.seconds.then_some(TimeUnit::Seconds),
-        requests_max: args.requests,
-    };
-    let trace = read(path, &options)?;
+    let trace = read(path, &args.reading.options())?;
     let mut cells: Vec<(Setup, Mode)> = Vec::new();
     for speedup in &args.speedup {
         let setup = setup::of(args, &trace, *speedup)?;

@@ -11,6 +11,7 @@ use kvstrata_tiers::{
 };
 
 use super::{Client, ClientOptions, HashList, status::broken_contract};
+use crate::members::this_machine;
 
 /// What to open.
 #[derive(Debug, Clone)]
@@ -90,9 +91,7 @@ impl Client {
             keep_tokens: wishes.keep_tokens,
             hash_schemes: wishes.hash_schemes.into_iter().collect(),
             instance: instance.clone().unwrap_or_else(|| format!("{name}:{}", std::process::id())),
-            node: node.clone().unwrap_or_else(|| {
-                rustix::system::uname().nodename().to_string_lossy().into_owned()
-            }),
+            node: node.clone().unwrap_or_else(this_machine),
             zone: zone.clone(),
             client_version: concat!("kvstrata ", env!("CARGO_PKG_VERSION")).to_owned(),
         };
