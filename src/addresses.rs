@@ -10,7 +10,7 @@ use crate::{
     bulk,
     config::{Auto, Config, PathText},
     id,
-    members::{BulkPort, Member, Members, this_machine},
+    members::{BulkPort, Member, this_machine},
     metrics::Door,
     resp,
     server::ServeError,
@@ -108,15 +108,22 @@ fn advertised(config: &Config, name: &str, listening: SocketAddr) -> (String, St
     (host.to_owned(), endpoint)
 }
 
-/// The cluster of this one node.
-pub(crate) fn members(
+/// What others are told of this node.
+pub(crate) fn member(
     config: &Config,
     name: &str,
-    listening: SocketAddr,
+    (grpc, http): (SocketAddr, SocketAddr),
     bulk: Option<BulkPort>,
-) -> Members {
-    let (_host, endpoint) = advertised(config, name, listening);
-    let (name, zone, host) = (name.to_owned(), config.node.zone.clone(), host_name(config));
-    let member = Member { index: 0, name, endpoint, zone, host, bulk };
-    Members { epoch: 1, answering: 0, list: vec![member] }
+) -> Member {
+    let (host, endpoint) = advertised(config, name, grpc);
+    Member {
+        name: name.to_owned(),
+        endpoint,
+        zone: config.node.zone.clone(),
+        host: host_name(config),
+        bulk,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        http: format!("{host}:{}", http.port()),
+        ..Member::default()
+    }
 }

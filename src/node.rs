@@ -17,7 +17,7 @@ use crate::{
     events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
-    members::Members,
+    members::Roster,
     metrics::ServerMetrics,
     openers::Openers,
     schemes::Schemes,
@@ -35,8 +35,8 @@ pub type Sessions = SessionTable<Vec<Pin>>;
 pub struct Node {
     /// Name in member lists and stats.
     pub name: String,
-    /// The members of the cluster; this one alone for now.
-    pub members: Members,
+    /// The members of the cluster, as they change.
+    pub roster: Roster,
     /// The store.
     pub stack: Stack,
     /// What changes in it, for those who tell others.

@@ -32,7 +32,7 @@ use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
+    addresses::{Addresses, listen, listen_bulk, listen_resp, member, node_name},
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
@@ -44,6 +44,7 @@ use crate::{
     http, id,
     identity_file::{self, IdentityError},
     limits::{BULK_CONNECTIONS_MAX, CONNECTIONS_MAX},
+    members::Roster,
     metrics::{self, Door, ServerMetrics, StoreGauges},
     node::Node,
     nvme::{self, NvmeError, NvmeTier},
@@ -183,9 +184,9 @@ impl Server {
         };
         let stack = Stack::open(stack_config, Arc::clone(&namespaces), colder, tier_metrics)?;
 
-        let members = members(config, &name, grpc_at, bulk_port);
+        let roster = Roster::alone(member(config, &name, (grpc_at, http_at), bulk_port));
         let namespaces = Arc::clone(&namespaces);
-        let node = wiring::node(config, &budget, members, (stack, namespaces), &server_metrics)?;
+        let node = wiring::node(config, &budget, roster, (stack, namespaces), &server_metrics)?;
         Ok(Self {
             addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
             drain_grace: config.server.drain_grace.0,
@@ -348,8 +349,8 @@ impl Server {
 
     fn spawn_bulk(&mut self) {
         let (node, calls) = (Arc::clone(&self.node), self.calls.clone());
-        let port = node.members.bulk();
-        let instance = port.and_then(|port| port.instance.as_ref().try_into().ok());
+        let members = node.roster.now();
+        let instance = members.bulk().and_then(|port| port.instance.as_ref().try_into().ok());
         let instance = instance.unwrap_or_default();
         let kibibytes = usize::try_from(self.staging / 1024).unwrap_or(usize::MAX);
         let room = Arc::new(Semaphore::new(kibibytes.min(Semaphore::MAX_PERMITS)));

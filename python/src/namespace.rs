@@ -129,12 +129,12 @@ impl Namespace {
         let (handle, sessions) = (opened.handle.clone(), Arc::clone(&opened.core.session));
         Ok(async move {
             let Some(ttl) = ttl else {
-                let options = LookupOptions { lease: None, sparse };
+                let options = LookupOptions { sparse, ..LookupOptions::default() };
                 return Ok((handle.lookup(&hashes, options).await?, None));
             };
             let session = sessions.or(given).await?;
             let ask = LeaseAsk { session: &session, ttl, bytes_max: lease_bytes };
-            let options = LookupOptions { lease: Some(ask), sparse };
+            let options = LookupOptions { lease: Some(ask), sparse, ..LookupOptions::default() };
             Ok((handle.lookup(&hashes, options).await?, Some(session)))
         })
     }
@@ -221,7 +221,7 @@ impl Namespace {
     ) -> PyResult<Vec<bool>> {
         let Opened { core, handle } = self.opened.get(py)?;
         let hashes = self::hashes(hashes, self.hash_bytes)?;
-        let options = LookupOptions { lease: None, sparse: true };
+        let options = LookupOptions { sparse: true, ..LookupOptions::default() };
         let found = core.run(py, timeout_of(py, timeout)?, handle.lookup(&hashes, options))?;
         let mut exists = vec![false; hashes.len()];
         for run in found.runs.iter().chain(&found.sparse).filter(|run| !run.pending) {

@@ -10,7 +10,10 @@ use kvstrata_tiers::{
     stack::{Ask, Chain},
     tier::Run,
 };
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
@@ -21,6 +24,7 @@ use crate::{
     id::{LeaseId, SessionId},
     lease::Reservation,
     limits::LOOKUP_HASHES_MAX,
+    members::{Members, Roster},
     metrics::Op,
     openers::Opener,
     schemes,
@@ -205,7 +209,8 @@ impl Node {
             namespace_id: namespace.id().as_bytes().to_vec().into(),
             block_bytes: namespace.layout().block_bytes(),
             limits: Some(convert::limits(self.leases.limits())),
-            members: Some(convert::members(&self.members)),
+            members: Some(convert::members(&self.roster.now())),
+            home: None,
             warnings: opened.warnings,
         })
     }
@@ -222,12 +227,15 @@ impl Node {
         let ask = Ask { sparse: request.sparse, pin_bytes_max };
         let answer = self.stack.lookup(&namespace, hashes, ask);
         self.metrics.record_lookup(convert::answers(answer.counts));
-        let locality = self
-            .openers
-            .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone));
+        let locality = match (request.reader_node.as_str(), request.reader_zone.as_str()) {
+            ("", "") => self
+                .openers
+                .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone)),
+            (node, zone) => self.costs.locality(node, zone),
+        };
         let run = |run: Run| {
             let wait = self.costs.estimate(run.tier, locality, run.bytes);
-            convert::run(&run, self.members.answering, wait)
+            convert::run(&run, Roster::OWN, wait)
         };
         let lease = match promise {
             Some(promise) if !answer.pins.is_empty() => {
@@ -242,7 +250,7 @@ impl Node {
             counts: Some(convert::counts(answer.counts)),
             lease,
             sparse: answer.sparse.into_iter().map(run).collect(),
-            members_epoch: self.members.epoch,
+            members_epoch: self.roster.now().epoch,
             partial: false,
         })
     }
@@ -286,15 +294,18 @@ impl Node {
     ) -> Result<impl futures_util::Stream<Item = Result<wire::SessionEvent, Status>> + use<>> {
         let client = convert::label("client", request.client)?;
         let (guard, events) = self.sessions.open(client, bearer)?;
+        let mut members = self.roster.follow();
+        let known = convert::members(&members.borrow_and_update());
         let opened = wire::SessionOpened {
             session_id: guard.session().id().as_bytes().to_vec().into(),
             limits: Some(convert::limits(self.leases.limits())),
-            members: Some(convert::members(&self.members)),
+            members: Some(known),
         };
         let opened = session_event(wire::session_event::Event::Opened(opened));
-        let later = stream::unfold((guard, events), |(guard, mut events)| async move {
-            let event = next_event(&guard, &mut events).await?;
-            Some((event, (guard, events)))
+        let told = (guard, events, members);
+        let later = stream::unfold(told, |(guard, mut events, mut members)| async move {
+            let event = next_event(&guard, &mut events, &mut members).await?;
+            Some((event, (guard, events, members)))
         });
         Ok(stream::iter([opened]).chain(later).map(Ok))
     }
@@ -388,6 +399,7 @@ impl Promise {
 async fn next_event(
     guard: &SessionGuard<Pins>,
     events: &mut mpsc::Receiver<Event>,
+    members: &mut watch::Receiver<Arc<Members>>,
 ) -> Option<wire::SessionEvent> {
     tokio::select! {
         biased;
@@ -400,6 +412,10 @@ async fn next_event(
             let draining = wire::Draining { grace_ms: flow::millis(grace) };
             session_event(wire::session_event::Event::Draining(draining))
         }),
+        Ok(()) = members.changed() => {
+            let list = convert::members(&members.borrow_and_update());
+            Some(session_event(wire::session_event::Event::Members(list)))
+        }
     }
 }
 

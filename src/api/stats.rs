@@ -60,7 +60,7 @@ fn about(node: &Node) -> wire::StatsResponse {
         node: node.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_ms: u64::try_from(node.started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        members: Some(convert::members(&node.members)),
+        members: Some(convert::members(&node.roster.now())),
         ..wire::StatsResponse::default()
     }
 }

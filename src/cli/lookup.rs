@@ -54,7 +54,7 @@ struct Found<'a> {
 /// Safe: it changes nothing.
 pub async fn run(args: Args) -> Result<()> {
     let handle = args.target.open().await?;
-    let options = LookupOptions { lease: None, sparse: true };
+    let options = LookupOptions { sparse: true, ..LookupOptions::default() };
     let answer = handle.lookup(&hashes_of(&args.keys), options).await?;
     let found: Vec<_> =
         args.keys.iter().zip(0..).map(|(key, position)| found(key, position, &answer)).collect();

@@ -21,6 +21,11 @@ pub struct LookupOptions<'a> {
     pub lease: Option<LeaseAsk<'a>>,
     /// Also report what is present after the first gap.
     pub sparse: bool,
+    /// Only what the node that is asked has.
+    pub local: bool,
+    /// Host and zone of where the blocks would be loaded; both empty: where the client is that opened the
+    /// namespace last.
+    pub reader: (&'a str, &'a str),
 }
 
 /// A wish for a lease.
@@ -123,6 +128,9 @@ impl Handle {
                 .lease
                 .map(|ask| v1::LeaseRequest { ttl_ms: millis(ask.ttl), bytes_max: ask.bytes_max }),
             sparse: options.sparse,
+            local: options.local,
+            reader_node: options.reader.0.to_owned(),
+            reader_zone: options.reader.1.to_owned(),
         };
         let asked_at = Instant::now();
         let mut wire = self.client.wire();

@@ -9,6 +9,7 @@
 //! No setting can be changed while the server runs; a restart is quick and drains first. The files that
 //! `auth` and `tls` name may change, and are read again.
 
+mod cluster;
 mod events;
 mod load;
 mod nvme;
@@ -20,6 +21,7 @@ mod validate;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+pub use cluster::{Cluster, Seeds};
 pub(crate) use events::tcp_address;
 pub use events::{EventSource, EventSources, Events};
 pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
@@ -43,6 +45,8 @@ pub struct Config {
     pub node: Node,
     /// Where it listens, and how it leaves.
     pub server: Server,
+    /// The other nodes.
+    pub cluster: Cluster,
     /// The one memory knob.
     pub memory: Memory,
     /// The tier in memory.

@@ -131,7 +131,7 @@ impl Driver {
     async fn replay(&mut self, request: &Request) -> Result<()> {
         let hashes = &request.hashes;
         let ask = LeaseAsk { session: &self.link.session, ttl: Duration::ZERO, bytes_max: 0 };
-        let options = LookupOptions { lease: Some(ask), sparse: false };
+        let options = LookupOptions { lease: Some(ask), ..LookupOptions::default() };
         let started = Instant::now();
         let found = self.link.handle.lookup(hashes, options).await?;
         self.tally.lookup.record(started.elapsed());

@@ -20,7 +20,7 @@ use crate::{
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
-    members::Members,
+    members::Roster,
     metrics::ServerMetrics,
     node::{Leases, Node, Sessions},
     nvme::NvmeTier,
@@ -35,14 +35,14 @@ use crate::{
 pub(super) fn node(
     config: &Config,
     budget: &Budget,
-    members: Members,
+    roster: Roster,
     (stack, namespaces): (Stack, Arc<NamespaceTable>),
     metrics: &ServerMetrics,
 ) -> Result<Node, ServeError> {
     let leases = leases(lease_limits(config, budget), metrics, &stack);
     Ok(Node {
         name: node_name(config),
-        members,
+        roster,
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), place(config), metrics.costs.clone()),
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
