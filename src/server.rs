@@ -36,6 +36,7 @@ use crate::{
     api::{self, Calls, Framed, Guarded, incoming},
     budget::{Budget, Machine},
     bulk::{self, Bulk},
+    cluster::membership::Gossip,
     config::{Config, Events, Problems},
     events::{
         publish::{self, Publishers},
@@ -117,6 +118,7 @@ pub struct Server {
     http: Option<TcpListener>,
     bulk: Vec<bulk::Listener>,
     resp: Option<resp::Listener>,
+    gossip: Option<Gossip>,
     /// What the Unix socket of the bulk port shows.
     arena: Option<Arena>,
     /// Bytes that large requests of the bulk port may take together.
@@ -151,6 +153,7 @@ impl Server {
         let readiness = Readiness::new();
         let starting = readiness.latch("listeners");
         let secret = identity_file::load_or_generate(&config.identity)?;
+        let gossip = wiring::gossip(config, &node_name(config), &secret).await?;
         let namespaces = Arc::new(NamespaceTable::new(secret, config.identity.shared_tenant));
         let budget =
             Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
@@ -164,6 +167,9 @@ impl Server {
         let server_metrics = ServerMetrics::register(ours);
         let gauges = StoreGauges::register(ours);
         let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
+        if let Some(gossip) = &gossip {
+            trust.gate.know_nodes(&gossip.keys.token)?;
+        }
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let publishers =
@@ -188,7 +194,14 @@ impl Server {
         let namespaces = Arc::clone(&namespaces);
         let node = wiring::node(config, &budget, roster, (stack, namespaces), &server_metrics)?;
         Ok(Self {
-            addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
+            addresses: Addresses {
+                grpc: grpc_at,
+                http: http_at,
+                bulk: bulk_at,
+                resp: resp_at,
+                gossip: gossip.as_ref().map(|gossip| gossip.at),
+            },
+            gossip,
             drain_grace: config.server.drain_grace.0,
             events: config.events.clone(),
             publishers,
@@ -266,8 +279,11 @@ impl Server {
         let publishers = std::mem::take(&mut self.publishers);
         publish::start(publishers, &self.node);
         self.starting = None;
-        let Addresses { grpc, http, bulk, resp } = self.addresses;
-        info!(%grpc, %http, ?bulk, ?resp, node = self.node.name, "listening");
+        if let Some(gossip) = self.gossip.take() {
+            self.node.membership.start(gossip, &self.node);
+        }
+        let Addresses { grpc, http, bulk, resp, gossip } = self.addresses;
+        info!(%grpc, %http, ?bulk, ?resp, ?gossip, node = self.node.name, "listening");
         ready(self.addresses);
         let failed = self.node.tasks.failed_token();
         tokio::select! {
@@ -416,6 +432,7 @@ impl Server {
         let (node, grace) = (&self.node, self.drain_grace);
         let deadline = Instant::now() + grace;
         self.readiness.drain();
+        node.membership.leave();
         node.sessions.drain(grace);
         let idle = async {
             node.sessions.wait_none().await;

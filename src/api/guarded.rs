@@ -17,7 +17,7 @@ use tonic::{
 
 use super::status;
 use crate::{
-    auth::{Gate, bearer_token},
+    auth::{Gate, TENANT_HEADER, bearer_token},
     metrics::Door,
 };
 
@@ -26,13 +26,20 @@ use crate::{
 pub struct Guarded<S> {
     inner: S,
     gate: Gate,
+    for_nodes: bool,
 }
 
 impl<S> Guarded<S> {
-    /// Puts `inner` behind `gate`.
+    /// Puts `inner` behind `gate`. Nodes get through if they name the tenant they ask for.
     #[must_use]
     pub fn new(inner: S, gate: Gate) -> Self {
-        Self { inner, gate }
+        Self { inner, gate, for_nodes: false }
+    }
+
+    /// Puts `inner` behind `gate`, for the nodes of the cluster alone, who ask for themselves.
+    #[must_use]
+    pub fn for_nodes(inner: S, gate: Gate) -> Self {
+        Self { inner, gate, for_nodes: true }
     }
 }
 
@@ -55,7 +62,13 @@ where
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let header = request.headers().get(http::header::AUTHORIZATION);
         let token = header.and_then(|header| bearer_token(header.as_bytes()));
-        match self.gate.admit(Door::Grpc, token) {
+        let tenant = request.headers().get(TENANT_HEADER).map(http::HeaderValue::as_bytes);
+        let admitted = if self.for_nodes {
+            self.gate.admit_node(Door::Grpc, token)
+        } else {
+            self.gate.admit_for(Door::Grpc, token, tenant)
+        };
+        match admitted {
             Ok(bearer) => {
                 request.extensions_mut().insert(bearer);
                 self.inner.call(request).left_future()

@@ -62,7 +62,8 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     let leases = Leases::new(limits, metrics.clone(), move |pins| giver.unpin(pins));
     Node {
         name: "test".to_owned(),
-        members: Members::default(),
+        roster: Roster::alone(Member::default()),
+        membership: Membership::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), Place::default(), metrics.costs.clone()),
         schemes: Schemes::new(1 << 20, metrics.schemes.clone()),

@@ -3,6 +3,7 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod cluster;
 mod costs;
 mod events;
 mod labels;
@@ -14,10 +15,11 @@ mod trust;
 
 use std::time::Duration;
 
+pub use cluster::ClusterMetrics;
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
+    Answer, DatagramOutcome, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
     Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
     TierStateLabel, UnindexedLabel, Unproven,
 };
@@ -122,6 +124,8 @@ pub struct ServerMetrics {
     pub request_panics: Counter,
     /// Who was not let in.
     pub trust: TrustMetrics,
+    /// Gossip and members.
+    pub cluster: ClusterMetrics,
     /// The RESP listener.
     pub resp: RespMetrics,
     /// The events of engines.
@@ -170,6 +174,7 @@ impl ServerMetrics {
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
+            cluster: ClusterMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
             publish: PublishMetrics::register(registry),

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use kvstrata_tiers::{
-    namespace::NamespaceTable, nvme::NvmeStore, object::ObjectStore, stack::Stack,
+    namespace::{NamespaceTable, Secret}, nvme::NvmeStore, object::ObjectStore, stack::Stack,
     store::BlockStore,
 };
 use prometheus_client::registry::Registry;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{net::UdpSocket, sync::Semaphore, time::Instant};
 
 use super::ServeError;
 use crate::{
-    addresses::{host_name, node_name},
+    addresses::{gossip_advertised, host_name, node_name},
     advice::Advice,
     budget::Budget,
     changes::Changes,
-    config::Config,
+    cluster::{keys::ClusterKeys, membership::{Gossip, Membership}},
+    config::{Address, Config},
     costs::{Costs, Place},
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
@@ -43,6 +44,7 @@ pub(super) fn node(
     Ok(Node {
         name: node_name(config),
         roster,
+        membership: Membership::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), place(config), metrics.costs.clone()),
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
@@ -59,6 +61,27 @@ pub(super) fn node(
         started: Instant::now(),
         metrics: metrics.clone(),
     })
+}
+
+/// The socket of gossip, if there is to be any, with the keys that the nodes of a cluster know one another by.
+pub(super) async fn gossip(
+    config: &Config,
+    name: &str,
+    secret: &Secret,
+) -> Result<Option<Gossip>, ServeError> {
+    let Some(&Address(address)) = config.cluster.listen.given() else { return Ok(None) };
+    let failed = |source| ServeError::Listen { key: "cluster.listen", address, source };
+    let socket = UdpSocket::bind(address).await.map_err(failed)?;
+    let at = socket.local_addr().map_err(failed)?;
+    let cluster = config.cluster.name.clone();
+    Ok(Some(Gossip {
+        socket,
+        at,
+        advertise: gossip_advertised(config, name, at),
+        keys: ClusterKeys::derive(secret, &cluster),
+        cluster,
+        seeds: config.cluster.seeds.given().map_or_else(Vec::new, |seeds| seeds.0.clone()),
+    }))
 }
 
 /// The colder tiers, hot to cold.
