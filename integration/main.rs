@@ -25,6 +25,7 @@ mod harness;
 mod identity;
 mod memory;
 mod metrics;
+mod netns;
 mod nvme;
 mod object;
 mod plan;

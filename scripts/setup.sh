@@ -54,6 +54,8 @@ missing_packages() {
     command -v git >/dev/null || echo git
     command -v openssl >/dev/null || echo openssl
     command -v strace >/dev/null || echo strace
+    command -v ip >/dev/null || echo iproute2
+    command -v iptables >/dev/null || echo iptables
   fi
 }
 
