@@ -98,13 +98,13 @@ impl Access {
     pub(super) fn bearing(&self) -> Result<Bearing> {
         // Neither has a character that a header may not have.
         let unfit = |what: &str| Error::invalid(format!("{what}: not fit for a header"));
-        let shown = |token: &Token| {
+        let shown = |token: &Token| -> Result<MetadataValue<Ascii>> {
             let value = MetadataValue::try_from(format!("Bearer {}", token.reveal()));
             let mut value = value.map_err(|_may_quote_it| unfit("token"))?;
             value.set_sensitive(true);
             Ok(value)
         };
-        let named = |tenant: &String| {
+        let named = |tenant: &String| -> Result<MetadataValue<Ascii>> {
             MetadataValue::try_from(tenant).map_err(|_tenant| unfit("acting_for"))
         };
         Ok(Bearing {
