@@ -14,6 +14,7 @@ mod bulk;
 mod bulk_peers;
 mod cli;
 mod client;
+mod cluster;
 mod config;
 mod crash;
 mod doctor;

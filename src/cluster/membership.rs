@@ -233,7 +233,7 @@ async fn ask_seeds(mut seeds: Seeds, chitchat: Arc<ChitchatHandle>, metrics: Clu
         // Those who are alone ask more often.
         let is_alone = known.len() <= 1;
         if is_alone || asked_at.is_none_or(|at| at.elapsed() >= SEEDS_UNSETTLED_INTERVAL) {
-            for seed in seeds.to_ask(&known, look_up).await {
+            for seed in seeds.next_asked(&known, look_up).await {
                 if let Err(error) = chitchat.gossip(seed) {
                     warn!(%error, "gossip has ended");
                     return;
@@ -276,7 +276,9 @@ impl Gossiping {
         let said = say_load(&load);
         (self.own.engines, self.own.draining) = (load.engines, load.draining);
         self.load = load;
-        self.chitchat.with_chitchat(|chitchat| chitchat.self_node_state().set(LOAD_KEY, &said)).await;
+        self.chitchat
+            .with_chitchat(|chitchat| chitchat.self_node_state().set(LOAD_KEY, &said))
+            .await;
     }
 
     /// Has some others hear now what has changed.
@@ -330,7 +332,10 @@ impl Gossiping {
         let metric = &self.node.metrics.cluster.names_twice;
         if gauge(lasting.len()) > metric.get() {
             let names = lasting.join(", ");
-            warn!(names, "several nodes have one name, and all but one of each are not seen: set node.name");
+            warn!(
+                names,
+                "several nodes have one name, and all but one of each are not seen: set node.name"
+            );
         }
         metric.set(gauge(lasting.len()));
     }

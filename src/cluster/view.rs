@@ -40,11 +40,7 @@ pub(crate) struct View {
 
 impl View {
     /// The list of those that live, of which `own` is this node and not among `alive`.
-    pub(crate) fn list<'a>(
-        &mut self,
-        own: Member,
-        alive: impl Iterator<Item = Alive<'a>>,
-    ) -> Seen {
+    pub(crate) fn list<'a>(&mut self, own: Member, alive: impl Iterator<Item = Alive<'a>>) -> Seen {
         let mut seen = Seen::default();
         let mut latest: BTreeMap<&str, Alive<'_>> = BTreeMap::new();
         for node in alive {

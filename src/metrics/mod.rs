@@ -19,9 +19,9 @@ pub use cluster::ClusterMetrics;
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
-    Answer, DatagramOutcome, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
-    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
-    TierStateLabel, UnindexedLabel, Unproven,
+    Answer, DatagramOutcome, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel,
+    ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel,
+    TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
