@@ -170,7 +170,7 @@ impl Client {
         let mut wire = self.wire();
         let call = wire.stats(self.request(v1::StatsRequest {}));
         let reply = self.call("read stats", call).await?;
-        self.learn_members(reply.members.clone());
+        self.server().learn_members(reply.members.clone());
         Ok(Stats::from(reply))
     }
 }
