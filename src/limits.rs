@@ -137,6 +137,12 @@ pub const TOKEN_BYTES_MIN: usize = 32;
 pub const TOKENS_MAX: usize = 65_536;
 /// The longest name of a tenant: that of a DNS name.
 pub const TENANT_BYTES_MAX: usize = 253;
+/// What a tenant may do at once of what it may do in a second: all of it.
+pub const RATE_BURST: Duration = Duration::from_secs(1);
+/// The shortest time that a tenant over its rate is asked to wait: what a client can sleep for.
+pub const RATE_WAIT_MIN: Duration = Duration::from_millis(1);
+/// The longest: its limit may have been raised meanwhile.
+pub const RATE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The longest text of a refusal.
 pub const BULK_TEXT_BYTES_MAX: usize = 4096;
 /// Longest time for a frame, from its first byte to its last, in either direction: 140 kB/s.

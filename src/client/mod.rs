@@ -63,6 +63,9 @@ pub use lookup::{Lease, LeaseAsk, Locality, Lookup, LookupOptions, Run};
 pub use namespace::{Handle, Limits, NamespaceSpec};
 pub use put::{PutBatch, PutOutcome, PutReport};
 pub use session::{Session, SessionState};
-pub use stats::{LeaseTotals, NamespaceStats, Opener, SchemeStats, Stats, TierStats, TierTotals};
+pub use stats::{
+    LeaseTotals, NamespaceStats, Opener, SchemeStats, Stats, TenantStats, TenantTier, TierStats,
+    TierTotals,
+};
 pub use status::{RETRY_AFTER_KEY, error_of};
 pub use verbs::{Description, Prefetched};

@@ -23,7 +23,7 @@ use super::{
     count, period,
 };
 use crate::{
-    auth::Bearer,
+    auth::{Bearer, Rates},
     costs::Via,
     id::{LeaseId, SessionId},
     limits::{GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX},
@@ -72,6 +72,7 @@ pub(crate) struct Ready {
 pub(crate) struct GetFlow {
     stack: Stack,
     metrics: ServerMetrics,
+    rates: Arc<Rates>,
     /// Indices into the declared parts, never empty.
     parts: Arc<[u32]>,
     stop_at_miss: bool,
@@ -101,6 +102,7 @@ impl GetFlow {
             node.session(bearer, session)?;
             node.leases.check(session, lease)?;
         }
+        bearer.rates().may_move()?;
         // Each rank reads its part of a block: together they load it once.
         let loads = ask.parts.is_empty() || ask.parts.contains(&0);
         let bytes = match loads {
@@ -126,6 +128,7 @@ impl GetFlow {
         Ok(Self {
             stack: node.stack.clone(),
             metrics: node.metrics.clone(),
+            rates: Arc::clone(bearer.rates()),
             parts,
             stop_at_miss: ask.stop_at_miss,
             deadline,
@@ -208,6 +211,7 @@ impl GetFlow {
         let whole = u64::try_from(block.len()).unwrap_or(u64::MAX);
         self.delivered.block(block.tier(), (bytes, whole), *elapsed);
         self.metrics.record_get(block.tier().into(), bytes, *elapsed);
+        self.rates.moved(bytes);
     }
 
     /// Takes a block that is not right out of use; returns the miss that it is instead.

@@ -45,6 +45,7 @@ impl Twins {
         let header = headers.get(header::AUTHORIZATION);
         let token = header.and_then(|header| bearer_token(header.as_bytes()));
         let bearer = self.gate.admit(Door::Http, token)?;
+        bearer.rates().request()?;
         match self.readiness.status() {
             Status::Ready => Ok(bearer),
             Status::Draining => Err(Error::new(ErrorKind::Unavailable, "this node is draining")),

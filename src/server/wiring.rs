@@ -13,6 +13,7 @@ use super::ServeError;
 use crate::{
     addresses::{host_name, node_name},
     advice::Advice,
+    auth::RateTable,
     budget::Budget,
     changes::Changes,
     config::Config,
@@ -35,7 +36,7 @@ use crate::{
 pub(super) fn node(
     config: &Config,
     budget: &Budget,
-    roster: Roster,
+    (roster, rates): (Roster, Arc<RateTable>),
     (stack, namespaces): (Stack, Arc<NamespaceTable>),
     metrics: &ServerMetrics,
 ) -> Result<Node, ServeError> {
@@ -48,6 +49,7 @@ pub(super) fn node(
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
         stack,
         namespaces,
+        rates,
         openers: Openers::default(),
         advice: Advice::new()?,
         told: Subscriptions::new(&config.events),
