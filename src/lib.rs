@@ -14,6 +14,7 @@ pub mod changes;
 pub mod cli;
 pub mod client;
 pub mod config;
+mod console;
 #[cfg(test)]
 mod corpus_tests;
 pub mod costs;

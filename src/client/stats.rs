@@ -41,10 +41,25 @@ pub struct Stats {
     pub namespaces: Vec<NamespaceStats>,
     /// What a person should know now.
     pub warnings: Vec<String>,
+    /// What is not as it should be, in words: the warnings in their parts, and what may be meant.
+    pub findings: Vec<Finding>,
     /// Leases since the start, by what became of them; `None` for whoever is no operator.
     pub lease_totals: Option<LeaseTotals>,
     /// Names of other hash schemes.
     pub schemes: Vec<SchemeStats>,
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is about, in a word or two.
+    pub what: String,
+    /// What is so.
+    pub seen: String,
+    /// What to do.
+    pub advice: String,
+    /// Whether it keeps the cache from working; otherwise it may be meant.
+    pub problem: bool,
 }
 
 /// The index of one hash scheme.
@@ -193,6 +208,7 @@ impl From<v1::StatsResponse> for Stats {
             lookups: wire.lookups.unwrap_or_default().into(),
             namespaces: wire.namespaces.into_iter().map(NamespaceStats::from).collect(),
             warnings: wire.warnings,
+            findings: wire.findings.into_iter().map(Finding::from).collect(),
             lease_totals: wire.lease_totals.map(LeaseTotals::from),
             schemes: wire.schemes.into_iter().map(SchemeStats::from).collect(),
         }
@@ -218,6 +234,13 @@ impl From<v1::TierStats> for TierStats {
             get_blocks: wire.get_blocks,
             get_bytes: wire.get_bytes,
         }
+    }
+}
+
+impl From<v1::Finding> for Finding {
+    fn from(wire: v1::Finding) -> Self {
+        let v1::Finding { what, seen, advice, problem } = wire;
+        Self { what, seen, advice, problem }
     }
 }
 
