@@ -15,6 +15,7 @@ mod bulk_peers;
 mod cli;
 mod client;
 mod config;
+mod console;
 mod crash;
 mod doctor;
 mod drain;

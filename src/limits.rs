@@ -276,6 +276,24 @@ pub const HOLDER_CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 pub const HOLDER_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
+/// One column of the console's charts: short enough to see a minute, long enough that an hour is few.
+pub const CONSOLE_SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+/// Columns that are kept: an hour, 35 kB.
+pub const CONSOLE_SAMPLES_MAX: usize = 360;
+/// Slow loads that are kept of one tenant: what fits on a screen.
+pub const SLOW_LOADS_MAX: usize = 12;
+/// Tenants of which any are kept: 300 kB in all.
+pub const SLOW_TENANTS_MAX: usize = 256;
+/// Loads that took less are not slow on any tier.
+pub const SLOW_LOAD_MIN: Duration = Duration::from_millis(1);
+/// How long one is kept: a disk that was slow yesterday is another question.
+pub const SLOW_LOAD_AGE_MAX: Duration = Duration::from_secs(3600);
+/// Namespaces that the console shows, those with the most bytes: people do not read more.
+pub const CONSOLE_NAMESPACES_MAX: usize = 200;
+/// Members that it shows.
+pub const CONSOLE_MEMBERS_MAX: usize = 500;
+/// Members that left and are remembered, for [`SLOW_LOAD_AGE_MAX`].
+pub const CONSOLE_LEFT_MAX: usize = 32;
 /// Prefetches that run at a time.
 pub const PREFETCHES_MAX: usize = 8;
 /// Blocks that all prefetches together load at a time: an eighth of the reads that nvme takes.

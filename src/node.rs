@@ -13,6 +13,7 @@ use crate::{
     advice::Advice,
     auth::{Bearer, RateTable},
     changes::Changes,
+    console::Console,
     costs::{Costs, Locality, Via},
     events::subscribe::Subscriptions,
     id::SessionId,
@@ -59,6 +60,8 @@ pub struct Node {
     pub leases: Leases,
     /// The sessions.
     pub sessions: Sessions,
+    /// What is kept for the console.
+    pub(crate) console: Console,
     /// The server's metrics.
     pub metrics: ServerMetrics,
     /// Background work.

@@ -37,6 +37,7 @@ use crate::{
     budget::{Budget, Machine},
     bulk::{self, Bulk},
     config::{Config, Events, Problems},
+    console,
     events::{
         publish::{self, Publishers},
         subscribe,
@@ -378,7 +379,8 @@ impl Server {
         };
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
         let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());
-        let pages = http::router(self.readiness.clone(), registry, gate, refresh, routers);
+        let shown = (Arc::clone(&self.node), routers);
+        let pages = http::router(self.readiness.clone(), registry, gate, refresh, shown);
         let entry = self.trust.entry(Door::Http, http::plain_answer());
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
@@ -399,6 +401,7 @@ impl Server {
         let (changes, stop) = (self.node.changes.clone(), tasks.stop_token());
         tasks.spawn_critical("changes", async move { changes.run(stop).await });
         schemes::start(&self.node);
+        console::start(&self.node);
         let stack = self.node.stack.clone();
         if stack.has_tier(Tier::Nvme) {
             let (stack, stop) = (stack.clone(), tasks.stop_token());

@@ -8,7 +8,7 @@ use std::sync::{Arc, atomic::Ordering};
 use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
     account::Account,
-    namespace::{Namespace, NamespaceSpec, RootMismatch},
+    namespace::{Namespace, NamespaceSpec},
     store::StoreUsage,
     tier::Tier,
 };
@@ -16,6 +16,10 @@ use kvstrata_tiers::{
 use super::{Node, convert};
 use crate::{
     auth::{Bearer, RateLimits, Rates},
+    console::{
+        self,
+        problems::{Finding, Level},
+    },
     flow,
     metrics::{Answer, LeaseEnd},
     openers::Opener,
@@ -27,17 +31,16 @@ const ROOT_DIGITS: usize = 16;
 
 pub(super) fn of(node: &Node, bearer: &Bearer) -> wire::StatsResponse {
     let mut namespaces = node.namespaces.list();
-    let mut mismatches = node.namespaces.root_mismatches();
+    let findings = console::problems_of(node, bearer);
     if bearer.is_operator() {
         let accounts = node.namespaces.accounts().list();
         let named = accounts.iter().filter(|account| account.has_had_quota());
         let rates = |account: &Account| node.rates.of(account.tenant());
         let tenants = named.map(|account| of_tenant(account, &rates(account))).collect();
-        return wire::StatsResponse { tenants, ..of_node(node, &namespaces, &mismatches) };
+        return wire::StatsResponse { tenants, ..of_node(node, &namespaces, findings) };
     }
     let tenant = bearer.tenant();
     namespaces.retain(|namespace| namespace.tenant() == tenant);
-    mismatches.retain(|mismatch| mismatch.tenant == tenant);
     let namespaces: Vec<_> =
         namespaces.iter().map(|namespace| of_namespace(node, namespace)).collect();
     let sum = |of: fn(&wire::TierTotals) -> u64| {
@@ -54,27 +57,34 @@ pub(super) fn of(node: &Node, bearer: &Bearer) -> wire::StatsResponse {
             sum(|sums| sums.miss),
         ])),
         namespaces,
-        warnings: mismatches.iter().map(ToString::to_string).collect(),
         tenants: vec![of_tenant(&node.namespaces.accounts().of(tenant), bearer.rates())],
-        ..about(node)
+        ..about(node, findings)
     }
 }
 
 /// What is no secret of any tenant.
-fn about(node: &Node) -> wire::StatsResponse {
+fn about(node: &Node, findings: Vec<Finding>) -> wire::StatsResponse {
+    let problems = findings.iter().filter(|finding| finding.level == Level::Problem);
     wire::StatsResponse {
         node: node.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_ms: u64::try_from(node.started.elapsed().as_millis()).unwrap_or(u64::MAX),
         members: Some(convert::members(&node.roster.now())),
+        warnings: problems.map(|of| format!("{}: {}", of.seen, of.advice)).collect(),
+        findings: findings.into_iter().map(of_finding).collect(),
         ..wire::StatsResponse::default()
     }
+}
+
+fn of_finding(finding: Finding) -> wire::Finding {
+    let Finding { level, what, seen, advice } = finding;
+    wire::Finding { what, seen, advice, problem: level == Level::Problem }
 }
 
 fn of_node(
     node: &Node,
     namespaces: &[Arc<Namespace>],
-    mismatches: &[RootMismatch],
+    findings: Vec<Finding>,
 ) -> wire::StatsResponse {
     let usage = node.stack.usage();
     let (leases, leased_bytes) = node.leases.usage();
@@ -99,8 +109,7 @@ fn of_node(
         namespaces: namespaces.iter().map(|namespace| of_namespace(node, namespace)).collect(),
         lease_totals: Some(lease_totals(node)),
         schemes: Scheme::ALL.iter().map(|scheme| of_scheme(node, *scheme)).collect(),
-        warnings: mismatches.iter().map(ToString::to_string).collect(),
-        ..about(node)
+        ..about(node, findings)
     }
 }
 

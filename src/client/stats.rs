@@ -41,6 +41,8 @@ pub struct Stats {
     pub namespaces: Vec<NamespaceStats>,
     /// What a person should know now.
     pub warnings: Vec<String>,
+    /// What is not as it should be, in words: the warnings in their parts, and what may be meant.
+    pub findings: Vec<Finding>,
     /// Leases since the start, by what became of them; `None` for whoever is no operator.
     pub lease_totals: Option<LeaseTotals>,
     /// Names of other hash schemes.
@@ -79,6 +81,19 @@ pub struct TenantTier {
     pub max_bytes: Option<u64>,
     /// Blocks that its quota kept from the tier since the start.
     pub refused_blocks: u64,
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is about, in a word or two.
+    pub what: String,
+    /// What is so.
+    pub seen: String,
+    /// What to do.
+    pub advice: String,
+    /// Whether it keeps the cache from working; otherwise it may be meant.
+    pub problem: bool,
 }
 
 /// The index of one hash scheme.
@@ -227,6 +242,7 @@ impl From<v1::StatsResponse> for Stats {
             lookups: wire.lookups.unwrap_or_default().into(),
             namespaces: wire.namespaces.into_iter().map(NamespaceStats::from).collect(),
             warnings: wire.warnings,
+            findings: wire.findings.into_iter().map(Finding::from).collect(),
             lease_totals: wire.lease_totals.map(LeaseTotals::from),
             schemes: wire.schemes.into_iter().map(SchemeStats::from).collect(),
             tenants: wire.tenants.into_iter().map(TenantStats::from).collect(),
@@ -278,6 +294,13 @@ impl From<v1::TenantTier> for TenantTier {
             max_bytes: wire.max_bytes,
             refused_blocks: wire.refused_blocks,
         }
+    }
+}
+
+impl From<v1::Finding> for Finding {
+    fn from(wire: v1::Finding) -> Self {
+        let v1::Finding { what, seen, advice, problem } = wire;
+        Self { what, seen, advice, problem }
     }
 }
 

@@ -24,6 +24,7 @@ use super::{
 };
 use crate::{
     auth::{Bearer, Rates},
+    console::SlowLoads,
     costs::Via,
     id::{LeaseId, SessionId},
     limits::{GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX},
@@ -84,6 +85,7 @@ pub(crate) struct GetFlow {
     /// that. A lease covers the head that was in dram; behind it are blocks loaded now.
     touch_from: Option<u32>,
     delivered: Delivered,
+    slow: SlowLoads,
     position: u32,
     count: u32,
 }
@@ -136,6 +138,7 @@ impl GetFlow {
             asked,
             touch_from,
             delivered: Delivered::new(load),
+            slow: node.console.slow.clone(),
             position: 0,
             count: count(blocks),
         })
@@ -193,6 +196,7 @@ impl GetFlow {
                 self.position = self.count;
                 self.touch()?;
                 self.delivered.finish();
+                self.slow.note(&self.asked.0, self.delivered.take_spent());
                 Ok(None)
             }
         }

@@ -344,6 +344,18 @@ impl ServerMetrics {
         self.put_bytes.inc_by(bytes);
     }
 
+    /// Offered blocks of which this became, since the start.
+    #[must_use]
+    pub fn put_blocks(&self, outcome: PutLabel) -> u64 {
+        self.put_blocks.get_or_create(&ByOutcome { outcome }).get()
+    }
+
+    /// Blocks that gets did not deliver for this reason, since the start.
+    #[must_use]
+    pub fn missed(&self, reason: Missed) -> u64 {
+        self.get_missed_blocks.get_or_create(&ByMissed { reason }).get()
+    }
+
     /// Records ended leases.
     pub fn record_leases_ended(&self, reason: LeaseEnd, count: u64) {
         self.leases_ended.get_or_create(&ByEnd { reason }).inc_by(count);

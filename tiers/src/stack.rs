@@ -79,7 +79,7 @@ use crate::{
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
     seldom::Seldom,
-    store::{BlockStore, StoreUsage},
+    store::{Ailment, BlockStore, StoreUsage},
     tier::Tier,
 };
 
@@ -424,6 +424,13 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
+    }
+
+    /// What is wrong with the colder tiers now.
+    #[must_use]
+    pub fn ailments(&self) -> Vec<(Tier, Ailment)> {
+        let ailment = |store: &Arc<dyn BlockStore>| Some((store.tier(), store.ailment()?));
+        self.shared.cold.iter().filter_map(ailment).collect()
     }
 
     /// The tiers that have a block, hot to cold, for tests.
