@@ -5,7 +5,9 @@ mod chaos;
 mod clean;
 mod cold;
 mod eviction;
+mod hottest;
 mod object;
+mod popular;
 mod putting;
 mod removal;
 
