@@ -18,6 +18,7 @@ pub mod config;
 #[cfg(test)]
 mod corpus_tests;
 pub mod costs;
+pub mod drain;
 mod events;
 mod flow;
 pub mod http;

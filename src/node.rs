@@ -14,6 +14,7 @@ use crate::{
     auth::Bearer,
     changes::Changes,
     costs::{Costs, Locality, Via},
+    drain::Drain,
     events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
@@ -59,6 +60,8 @@ pub struct Node {
     pub sessions: Sessions,
     /// The server's metrics.
     pub metrics: ServerMetrics,
+    /// How it leaves.
+    pub drain: Drain,
     /// Background work.
     pub tasks: Tasks,
     /// Bounds the prefetches that run at a time.

@@ -31,6 +31,8 @@ use crate::{
 
 /// The tenant of every client where there are no tokens.
 pub const ONLY_TENANT: &str = "default";
+/// The header in which a node names the tenant for whom it asks.
+pub const TENANT_HEADER: &str = "kvstrata-tenant";
 /// How a token is announced in a header.
 const SCHEME: &[u8] = b"bearer ";
 

@@ -13,7 +13,11 @@ use tonic::{
 };
 
 use super::ClientOptions;
-use crate::{auth::Token, metrics::Door, tls::Dialer};
+use crate::{
+    auth::{TENANT_HEADER, Token},
+    metrics::Door,
+    tls::Dialer,
+};
 
 /// A channel whose requests carry the token.
 pub(super) type Carrier = InterceptedService<Channel, Bearing>;
@@ -22,13 +26,18 @@ pub(super) type Carrier = InterceptedService<Channel, Bearing>;
 #[derive(Clone)]
 pub(super) struct Access {
     token: Option<Token>,
+    /// For whom a node calls.
+    tenant: Option<String>,
     /// None: the connection is not encrypted.
     pub(super) dialer: Option<Dialer>,
 }
 
-/// Shows the token with each request.
+/// Shows the token with each request, and for whom it is, if this is a node.
 #[derive(Clone)]
-pub(super) struct Bearing(Option<MetadataValue<Ascii>>);
+pub(super) struct Bearing {
+    token: Option<MetadataValue<Ascii>>,
+    tenant: Option<MetadataValue<Ascii>>,
+}
 
 impl fmt::Debug for Bearing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,8 +47,11 @@ impl fmt::Debug for Bearing {
 
 impl Interceptor for Bearing {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(value) = &self.0 {
+        if let Some(value) = &self.token {
             request.metadata_mut().insert("authorization", value.clone());
+        }
+        if let Some(value) = &self.tenant {
+            request.metadata_mut().insert(TENANT_HEADER, value.clone());
         }
         Ok(request)
     }
@@ -53,7 +65,7 @@ impl Access {
     pub(super) fn new(options: &ClientOptions, secure: bool) -> Result<Self> {
         let tls = options.tls.clone().or_else(|| secure.then(Default::default));
         let dialer = tls.as_ref().map(Dialer::new).transpose()?;
-        Ok(Self { token: options.token.clone(), dialer })
+        Ok(Self { token: options.token.clone(), tenant: options.tenant.clone(), dialer })
     }
 
     /// The token as hello carries it; empty for none.
@@ -80,13 +92,16 @@ impl Access {
 
     /// What shows the token with each request of a channel.
     pub(super) fn bearing(&self) -> Result<Bearing> {
-        let Some(token) = &self.token else { return Ok(Bearing(None)) };
+        let named = self.tenant.as_deref().map(MetadataValue::try_from);
+        let tenant =
+            named.transpose().map_err(|_error| Error::invalid("tenant: not fit for a header"))?;
+        let Some(token) = &self.token else { return Ok(Bearing { token: None, tenant }) };
         let value = MetadataValue::try_from(format!("Bearer {}", token.reveal()));
         // A token has no character that a header may not have.
         let mut value =
             value.map_err(|_may_quote_it| Error::invalid("token: not fit for a header"))?;
         value.set_sensitive(true);
-        Ok(Bearing(Some(value)))
+        Ok(Bearing { token: Some(value), tenant })
     }
 }
 
