@@ -86,12 +86,12 @@ pub struct ClientOptions {
     /// The bearer token that is shown with every request. Default `None`. Over a network it belongs
     /// into TLS.
     pub token: Option<Token>,
-    /// For whom it calls, of a client that is a node of the cluster: its token alone is of no tenant. Default
-    /// `None`: the tenant is that of the token, and a server refuses any that is named.
-    pub tenant: Option<String>,
     /// How the server is made sure of. Default `None`: by the CAs that the system trusts where the
     /// endpoint begins with `https://`, and no TLS where it does not.
     pub tls: Option<TlsOptions>,
+    /// The tenant for whom a node asks another, with the token of their cluster. Default `None`: whose the token
+    /// is. Who is no node and names one is refused.
+    pub acting_for: Option<String>,
 }
 
 impl Default for ClientOptions {
@@ -107,8 +107,8 @@ impl Default for ClientOptions {
             stall_deadline: Duration::from_secs(30),
             transfer_deadline: Duration::from_secs(600),
             token: None,
-            tenant: None,
             tls: None,
+            acting_for: None,
         }
     }
 }

@@ -19,8 +19,8 @@ use tracing::debug;
 
 use crate::{
     client::{
-        Client, ClientOptions, Description, Handle, HashList, NamespaceSpec, Path, PutBatch,
-        PutOutcome, Session,
+        Client, ClientOptions, Description, Handle, HashList, NamespaceSpec, PutBatch, PutOutcome,
+        Session,
     },
     limits::PUSH_DEADLINE,
     members::Member,
@@ -148,12 +148,10 @@ impl Line {
         (tenant, words): &(String, Words),
     ) -> Result<Self> {
         let options = ClientOptions {
-            tenant: Some(tenant.clone()),
+            acting_for: Some(tenant.clone()),
             instance: Some(words.instance.clone()),
             node: Some(words.host.clone()),
             zone: words.zone.clone(),
-            // The bulk port takes no tenant from a node.
-            path: Path::Grpc,
             call_deadline: PUSH_DEADLINE,
             stall_deadline: PUSH_DEADLINE,
             ..options.clone()
