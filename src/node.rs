@@ -11,8 +11,9 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     advice::Advice,
-    auth::Bearer,
+    auth::{Bearer, RateTable},
     changes::Changes,
+    console::Console,
     costs::{Costs, Locality, Via},
     drain::Drain,
     events::subscribe::Subscriptions,
@@ -48,6 +49,8 @@ pub struct Node {
     pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
+    /// What tenants may do in a second, and have done.
+    pub rates: Arc<RateTable>,
     /// Who opened them.
     pub openers: Openers,
     /// What is kept for routers.
@@ -58,6 +61,8 @@ pub struct Node {
     pub leases: Leases,
     /// The sessions.
     pub sessions: Sessions,
+    /// What is kept for the console.
+    pub(crate) console: Console,
     /// The server's metrics.
     pub metrics: ServerMetrics,
     /// How it leaves.

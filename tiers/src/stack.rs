@@ -36,6 +36,7 @@ mod piece;
 mod popular;
 mod promotions;
 mod put;
+mod quotas;
 mod remove;
 mod room;
 mod settled;
@@ -81,7 +82,7 @@ use crate::{
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
     seldom::Seldom,
-    store::{BlockStore, StoreUsage},
+    store::{Ailment, BlockStore, StoreUsage},
     tier::Tier,
 };
 
@@ -146,7 +147,7 @@ impl Stack {
         if index_blocks_max == 0 {
             return Err(Error::invalid("index_blocks_max: 0 given, at least 1 required"));
         }
-        let pool = Pool::new(config.dram_bytes)?;
+        let pool = Pool::new(config.dram_bytes, Arc::clone(namespaces.accounts()))?;
         let allowance = pool.capacity_bytes() / CONTEXT_SHARE_DIVISOR;
         let shared = Shared {
             map: Arc::new(Map::new(config.seed)),
@@ -428,6 +429,13 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
+    }
+
+    /// What is wrong with the colder tiers now.
+    #[must_use]
+    pub fn ailments(&self) -> Vec<(Tier, Ailment)> {
+        let ailment = |store: &Arc<dyn BlockStore>| Some((store.tier(), store.ailment()?));
+        self.shared.cold.iter().filter_map(ailment).collect()
     }
 
     /// The tiers that have a block, hot to cold, for tests.
