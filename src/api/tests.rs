@@ -30,6 +30,7 @@ use crate::{
     advice::Advice,
     auth::Gate,
     changes::Changes,
+    cluster::membership::Membership,
     console::Console,
     costs::{Costs, Place},
     drain::Drain,

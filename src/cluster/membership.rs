@@ -31,7 +31,6 @@ use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
-use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::{
@@ -118,42 +117,40 @@ impl Membership {
     /// Starts to gossip.
     pub(crate) fn start(&self, gossip: Gossip, node: &Arc<Node>) {
         let stop = node.tasks.stop_token();
-        let (shared, gossiping) = (Arc::clone(&self.shared), Arc::clone(node));
+        let gossiping = gossip_on(gossip, Arc::clone(node), Arc::clone(&self.shared));
         node.tasks.spawn_critical("gossip", async move {
-            let begun = begin(gossip, &gossiping, &stop).await;
-            let Some((chitchat, seeds)) = begun else { return };
-            let chitchat = Arc::new(chitchat);
-            let asking = ask_seeds(seeds, Arc::clone(&chitchat), gossiping.metrics.cluster.clone());
-            let own = gossiping.roster.now().own().cloned().unwrap_or_default();
-            let task = Gossiping {
-                node: gossiping,
-                own,
-                shared,
-                chitchat: Arc::clone(&chitchat),
-                view: View::default(),
-                load: Load::default(),
-                twice: HashMap::new(),
-            };
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = asking => {}
-                () = task.run() => {}
-                ended = chitchat.termination_watcher() => error!(?ended, "gossip ended by itself"),
-            }
-            // An error says that it has ended.
-            drop(chitchat.initiate_shutdown());
+            // Chitchat ends when its handle is dropped.
+            stop.run_until_cancelled(gossiping).await;
         });
     }
 }
 
-/// Finds the address that the others are told, and starts chitchat; none if it stops before, or cannot start.
-async fn begin(
-    gossip: Gossip,
-    node: &Node,
-    stop: &CancellationToken,
-) -> Option<(ChitchatHandle, Seeds)> {
+/// Gossips until gossip ends by itself, which it should not.
+async fn gossip_on(gossip: Gossip, node: Arc<Node>, shared: Arc<Shared>) {
+    let Some((chitchat, seeds)) = begin(gossip, &node).await else { return };
+    let chitchat = Arc::new(chitchat);
+    let asking = ask_seeds(seeds, Arc::clone(&chitchat), node.metrics.cluster.clone());
+    let own = node.roster.now().own().cloned().unwrap_or_default();
+    let task = Gossiping {
+        node,
+        own,
+        shared,
+        chitchat: Arc::clone(&chitchat),
+        view: View::default(),
+        load: Load::default(),
+        twice: HashMap::new(),
+    };
+    tokio::select! {
+        () = asking => {}
+        () = task.run() => {}
+        ended = chitchat.termination_watcher() => error!(?ended, "gossip ended by itself"),
+    }
+}
+
+/// Finds the address that the others are told, and starts chitchat; none if it cannot start.
+async fn begin(gossip: Gossip, node: &Node) -> Option<(ChitchatHandle, Seeds)> {
     let Gossip { socket, at, advertise, cluster, seeds, keys } = gossip;
-    let advertised = stop.run_until_cancelled(resolve_own(&advertise, at)).await?;
+    let advertised = resolve_own(&advertise, at).await;
     let boot = match random_bytes() {
         Ok(boot) => boot,
         Err(error) => {

@@ -75,19 +75,18 @@ impl Seeds {
     where
         F: Future<Output = io::Result<Vec<SocketAddr>>>,
     {
-        let resolve = &resolve;
-        let resolving = self.names.iter().map(|name| async move {
-            let late = |_elapsed| Err(io::ErrorKind::TimedOut.into());
-            let found = timeout(RESOLVE_DEADLINE, resolve(name.clone())).await;
-            (name, found.unwrap_or_else(late))
-        });
+        let mut resolving = Vec::new();
+        for name in self.names.clone() {
+            let found = timeout(RESOLVE_DEADLINE, resolve(name.clone()));
+            resolving.push(async move { (name, found.await) });
+        }
         let all: Vec<_> =
             stream::iter(resolving).buffer_unordered(SEEDS_RESOLVED_AT_A_TIME).collect().await;
         let mut addresses = BTreeSet::new();
         for (name, found) in all {
-            match found {
+            match found.unwrap_or_else(|_late| Err(io::ErrorKind::TimedOut.into())) {
                 Ok(found) => {
-                    if self.failing.remove(name) {
+                    if self.failing.remove(&name) {
                         info!(seed = name, addresses = found.len(), "seed resolves again");
                     }
                     let usable = found.into_iter().filter(|at| at.is_ipv4() || !self.only_v4);
