@@ -31,6 +31,8 @@ pub struct Addresses {
     pub resp: Option<SocketAddr>,
     /// The admin listener, if it listens on TCP.
     pub admin: Option<SocketAddr>,
+    /// Gossip, over UDP, if there is any.
+    pub gossip: Option<SocketAddr>,
 }
 
 /// Listens on TCP.
@@ -135,6 +137,18 @@ fn advertised(config: &Config, name: &str, listening: SocketAddr) -> (String, St
     };
     let host = endpoint.rsplit_once(':').map_or(endpoint.as_str(), |(host, _port)| host);
     (host.to_owned(), endpoint)
+}
+
+/// The `host:port` that other nodes reach this one's gossip at.
+pub(crate) fn gossip_advertised(config: &Config, name: &str, listening: SocketAddr) -> String {
+    match &config.cluster.advertise {
+        Auto::Given(endpoint) => endpoint.clone(),
+        Auto::Auto if listening.ip().is_unspecified() => {
+            let (host, _) = advertised(config, name, listening);
+            format!("{host}:{}", listening.port())
+        }
+        Auto::Auto => listening.to_string(),
+    }
 }
 
 /// What others are told of this node.

@@ -13,6 +13,7 @@ use crate::{
     advice::Advice,
     auth::{Bearer, RateTable},
     changes::Changes,
+    cluster::membership::Membership,
     console::Console,
     costs::{Costs, Locality, Via},
     drain::Drain,
@@ -39,6 +40,8 @@ pub struct Node {
     pub name: String,
     /// The members of the cluster, as they change.
     pub roster: Roster,
+    /// How that is known, and what the others are told.
+    pub membership: Membership,
     /// The store.
     pub stack: Stack,
     /// What changes in it, for those who tell others.

@@ -37,7 +37,7 @@ use crate::{
     budget::{Budget, Machine},
     bulk::{self, Bulk},
     client::ClientOptions,
-    cluster::second,
+    cluster::{membership::Gossip, second},
     config::{Config, Events, Problems},
     console,
     events::{
@@ -125,6 +125,7 @@ pub struct Server {
     bulk: Vec<bulk::Listener>,
     resp: Option<resp::Listener>,
     admin: Option<api::admin::Listener>,
+    gossip: Option<Gossip>,
     /// What the Unix socket of the bulk port shows.
     arena: Option<Arena>,
     /// Bytes that large requests of the bulk port may take together.
@@ -159,6 +160,7 @@ impl Server {
         let readiness = Readiness::new();
         let starting = readiness.latch("listeners");
         let secret = identity_file::load_or_generate(&config.identity)?;
+        let gossip = wiring::gossip(config, &node_name(config), &secret).await?;
         let namespaces = Arc::new(NamespaceTable::new(secret, config.identity.shared_tenant));
         let budget =
             Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
@@ -172,6 +174,9 @@ impl Server {
         let server_metrics = ServerMetrics::register(ours);
         let gauges = StoreGauges::register(ours);
         let mut trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
+        if let Some(gossip) = &gossip {
+            trust.gate.know_nodes(&gossip.keys.token)?;
+        }
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let (admin, admin_at) = listen_admin(config, &trust).await?.unzip();
@@ -205,9 +210,11 @@ impl Server {
                 bulk: bulk_at,
                 resp: resp_at,
                 admin: admin_at.flatten(),
+                gossip: gossip.as_ref().map(|gossip| gossip.at),
             },
+            access: wiring::access(config, gossip.as_ref()),
+            gossip,
             drain_grace: config.server.drain_grace.0,
-            access: wiring::access(config),
             events: config.events.clone(),
             publishers,
             grpc: Some(grpc),
@@ -296,11 +303,14 @@ impl Server {
         let copies = second::run(Arc::clone(&self.node), self.access.clone(), tasks.stop_token());
         tasks.spawn("second holders", copies);
         self.starting = None;
+        if let Some(gossip) = self.gossip.take() {
+            self.node.membership.start(gossip, &self.node);
+        }
         if let Some(listener) = self.admin.take() {
             api::admin::start(listener, &self.node, &self.calls, &self.trust.gate);
         }
-        let Addresses { grpc, http, bulk, resp, admin } = self.addresses;
-        info!(%grpc, %http, ?bulk, ?resp, ?admin, node = self.node.name, "listening");
+        let Addresses { grpc, http, bulk, resp, admin, gossip } = self.addresses;
+        info!(%grpc, %http, ?bulk, ?resp, ?admin, ?gossip, node = self.node.name, "listening");
         ready(self.addresses);
         let failed = self.node.tasks.failed_token();
         tokio::select! {

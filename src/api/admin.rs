@@ -74,7 +74,7 @@ pub(crate) fn start(listener: Listener, node: &Arc<Node>, calls: &Calls, gate: &
         let serving = async {
             match listener {
                 Listener::Tcp(tcp, entry) => {
-                    let guarded = Guarded::of_operators(service, gate);
+                    let guarded = Guarded::for_operators(service, gate);
                     let from =
                         incoming::connections(tcp, entry, ADMIN_CONNECTIONS_MAX, Gauge::default());
                     let mut router = router;

@@ -20,35 +20,53 @@ use tonic::{
 
 use super::status;
 use crate::{
-    auth::{Bearer, Gate, bearer_token},
+    auth::{Bearer, Gate, TENANT_HEADER, bearer_token},
     metrics::Door,
 };
+
+/// Who gets through.
+#[derive(Debug, Clone, Copy)]
+enum Whom {
+    /// Clients, and nodes that ask for a tenant.
+    Clients,
+    /// Nodes that ask for themselves.
+    Nodes,
+    /// Operators.
+    Operators,
+}
 
 /// A service behind a gate. What gets through carries its bearer.
 #[derive(Debug, Clone)]
 pub struct Guarded<S> {
     inner: S,
     gate: Gate,
-    door: Door,
+    whom: Whom,
 }
 
 impl<S> Guarded<S> {
-    /// Puts `inner` behind `gate`.
+    /// Puts `inner` behind `gate`. Nodes get through if they name the tenant they ask for.
     #[must_use]
     pub fn new(inner: S, gate: Gate) -> Self {
-        Self { inner, gate, door: Door::Grpc }
+        Self { inner, gate, whom: Whom::Clients }
     }
 
-    /// The same, for operators alone.
+    /// Puts `inner` behind `gate`, for the nodes of the cluster alone, who ask for themselves.
     #[must_use]
-    pub(crate) fn of_operators(inner: S, gate: Gate) -> Self {
-        Self { inner, gate, door: Door::Admin }
+    pub fn for_nodes(inner: S, gate: Gate) -> Self {
+        Self { inner, gate, whom: Whom::Nodes }
     }
 
-    fn admit(&self, token: Option<&[u8]>) -> Result<Arc<Bearer>> {
-        match self.door {
-            Door::Admin => self.gate.admit_operator(Door::Admin, token),
-            door => self.gate.admit(door, token),
+    /// Puts `inner` behind `gate`, for operators alone.
+    #[must_use]
+    pub(crate) fn for_operators(inner: S, gate: Gate) -> Self {
+        Self { inner, gate, whom: Whom::Operators }
+    }
+
+    fn admit(&self, token: Option<&[u8]>, tenant: Option<&[u8]>) -> Result<Arc<Bearer>> {
+        match self.whom {
+            Whom::Clients => self.gate.admit_for(Door::Grpc, token, tenant),
+            Whom::Nodes => self.gate.admit_node(Door::Grpc, token),
+            Whom::Operators => self.gate.admit_operator(Door::Admin, token),
         }
     }
 }
@@ -72,7 +90,8 @@ where
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let header = request.headers().get(http::header::AUTHORIZATION);
         let token = header.and_then(|header| bearer_token(header.as_bytes()));
-        let admitted = self.admit(token);
+        let tenant = request.headers().get(TENANT_HEADER).map(http::HeaderValue::as_bytes);
+        let admitted = self.admit(token, tenant);
         let admitted = admitted.and_then(|bearer| bearer.rates().request().map(|()| bearer));
         match admitted {
             Ok(bearer) => {

@@ -30,6 +30,7 @@ use crate::{
     advice::Advice,
     auth::Gate,
     changes::Changes,
+    cluster::membership::Membership,
     console::Console,
     costs::{Costs, Place},
     drain::Drain,
@@ -65,6 +66,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     Node {
         name: "test".to_owned(),
         roster: Roster::alone(Member::default()),
+        membership: Membership::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), Place::default(), metrics.costs.clone()),
         schemes: Schemes::new(1 << 20, metrics.schemes.clone()),

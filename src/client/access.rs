@@ -104,7 +104,7 @@ impl Access {
             value.set_sensitive(true);
             Ok(value)
         };
-        let named = |tenant: &String| {
+        let named = |tenant: &String| -> Result<MetadataValue<Ascii>> {
             MetadataValue::try_from(tenant).map_err(|_tenant| unfit("acting_for"))
         };
         Ok(Bearing {

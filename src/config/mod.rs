@@ -35,6 +35,7 @@ pub use trust::{Auth, Tls};
 pub use units::{Address, Auto, Maybe, Period, Size};
 #[cfg(test)]
 pub(crate) use validate::MEMORY_LIMIT_MIN;
+pub(crate) use validate::is_endpoint;
 
 /// How far the bulk port is above that of gRPC: HTTP is between them.
 const BULK_PORT_ABOVE: u16 = 2;

@@ -323,6 +323,32 @@ label_values! {
 }
 
 label_values! {
+    /// What became of a datagram of gossip.
+    DatagramOutcome {
+        /// It was of a member and new.
+        Taken = "taken",
+        /// It was of a member that did not know this process, which was told.
+        Answered = "answered",
+        /// A member told that it is another process now.
+        Learned = "learned",
+        /// Longer than any of ours.
+        TooLong = "too_long",
+        /// Not in our form.
+        Malformed = "malformed",
+        /// Of a cluster with another name.
+        Foreign = "foreign",
+        /// Its seal is not of our key.
+        Forged = "forged",
+        /// It came before.
+        Replayed = "replayed",
+        /// This node had sent it itself.
+        Own = "own",
+        /// A member's, and no message of gossip: of another version.
+        Unread = "unread",
+    }
+}
+
+label_values! {
     /// What a router is told.
     RouterEvent {
         /// Blocks can be read from a tier.

@@ -3,6 +3,7 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod cluster;
 mod costs;
 mod events;
 mod handover;
@@ -16,13 +17,14 @@ mod trust;
 
 use std::time::Duration;
 
+pub use cluster::ClusterMetrics;
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use handover::HandoverMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, HandoverOutcome, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel,
-    RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent,
-    RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
+    Answer, DatagramOutcome, Door, EventBatch, HandoverOutcome, Judge, LeaseEnd, Missed, Op,
+    Outcome, PutLabel, RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason,
+    RouterEvent, RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -128,6 +130,8 @@ pub struct ServerMetrics {
     pub trust: TrustMetrics,
     /// What tenants have.
     pub tenants: TenantMetrics,
+    /// Gossip and members.
+    pub cluster: ClusterMetrics,
     /// The RESP listener.
     pub resp: RespMetrics,
     /// The events of engines.
@@ -179,6 +183,7 @@ impl ServerMetrics {
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
             tenants: TenantMetrics::register(registry),
+            cluster: ClusterMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
             publish: PublishMetrics::register(registry),

@@ -40,6 +40,7 @@ pub(super) async fn drain(
     let deadline = node.drain.begin(grace);
     info!(grace_ms = grace.as_millis(), "drain started");
     readiness.drain();
+    node.membership.leave();
     node.sessions.drain(grace);
     let finishing = async {
         node.sessions.wait_none().await;
