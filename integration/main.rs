@@ -23,6 +23,7 @@ mod events;
 mod fake;
 mod handoff;
 mod harness;
+mod holders;
 mod identity;
 mod memory;
 mod metrics;

@@ -13,6 +13,7 @@ mod bulk;
 pub mod changes;
 pub mod cli;
 pub mod client;
+pub mod cluster;
 pub mod config;
 mod console;
 #[cfg(test)]

@@ -11,7 +11,7 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     advice::Advice,
-    auth::Bearer,
+    auth::{Bearer, RateTable},
     changes::Changes,
     console::Console,
     costs::{Costs, Locality, Via},
@@ -48,6 +48,8 @@ pub struct Node {
     pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
+    /// What tenants may do in a second, and have done.
+    pub rates: Arc<RateTable>,
     /// Who opened them.
     pub openers: Openers,
     /// What is kept for routers.

@@ -7,6 +7,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
+    account::Account,
     namespace::{Namespace, NamespaceSpec},
     store::StoreUsage,
     tier::Tier,
@@ -14,7 +15,7 @@ use kvstrata_tiers::{
 
 use super::{Node, convert};
 use crate::{
-    auth::Bearer,
+    auth::{Bearer, RateLimits, Rates},
     console::{
         self,
         problems::{Finding, Level},
@@ -32,7 +33,11 @@ pub(super) fn of(node: &Node, bearer: &Bearer) -> wire::StatsResponse {
     let mut namespaces = node.namespaces.list();
     let findings = console::problems_of(node, bearer);
     if bearer.is_operator() {
-        return of_node(node, &namespaces, findings);
+        let accounts = node.namespaces.accounts().list();
+        let named = accounts.iter().filter(|account| account.has_had_quota());
+        let rates = |account: &Account| node.rates.of(account.tenant());
+        let tenants = named.map(|account| of_tenant(account, &rates(account))).collect();
+        return wire::StatsResponse { tenants, ..of_node(node, &namespaces, findings) };
     }
     let tenant = bearer.tenant();
     namespaces.retain(|namespace| namespace.tenant() == tenant);
@@ -52,6 +57,7 @@ pub(super) fn of(node: &Node, bearer: &Bearer) -> wire::StatsResponse {
             sum(|sums| sums.miss),
         ])),
         namespaces,
+        tenants: vec![of_tenant(&node.namespaces.accounts().of(tenant), bearer.rates())],
         ..about(node, findings)
     }
 }
@@ -117,6 +123,32 @@ fn of_tier(node: &Node, tier: Tier, usage: StoreUsage) -> wire::TierStats {
         evicted_blocks: usage.evicted_blocks,
         get_blocks,
         get_bytes,
+    }
+}
+
+fn of_tenant(account: &Account, rates: &Rates) -> wire::TenantStats {
+    let (holding, quota) = (account.holding(), account.quota());
+    let bounds = [
+        (quota.dram_floor, quota.dram_max),
+        (quota.nvme_floor, quota.nvme_max),
+        (0, quota.object_max),
+    ];
+    let both = holding.bytes.into_iter().zip(holding.refused).zip(bounds);
+    let tiers = Tier::ALL.into_iter().zip(both);
+    let tiers = tiers.map(|(tier, ((used_bytes, refused_blocks), (floor_bytes, max)))| {
+        let max_bytes = (max < u64::MAX).then_some(max);
+        let tier = convert::tier(tier).into();
+        wire::TenantTier { tier, used_bytes, floor_bytes, max_bytes, refused_blocks }
+    });
+    let (refused_for_requests, refused_for_bytes) = rates.refused();
+    let RateLimits { requests, bytes } = rates.limits();
+    wire::TenantStats {
+        tenant: account.tenant().to_owned(),
+        tiers: tiers.collect(),
+        requests_per_second: requests.unwrap_or(0),
+        bytes_per_second: bytes.unwrap_or(0),
+        refused_for_requests,
+        refused_for_bytes,
     }
 }
 

@@ -69,6 +69,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
         schemes: Schemes::new(1 << 20, metrics.schemes.clone()),
         stack,
         namespaces,
+        rates: Arc::default(),
         openers: Openers::default(),
         advice: Advice::new().unwrap(),
         told: Subscriptions::default(),

@@ -23,7 +23,7 @@ use super::{
     count, period,
 };
 use crate::{
-    auth::Bearer,
+    auth::{Bearer, Rates},
     console::SlowLoads,
     costs::Via,
     id::{LeaseId, SessionId},
@@ -73,6 +73,7 @@ pub(crate) struct Ready {
 pub(crate) struct GetFlow {
     stack: Stack,
     metrics: ServerMetrics,
+    rates: Arc<Rates>,
     /// Indices into the declared parts, never empty.
     parts: Arc<[u32]>,
     stop_at_miss: bool,
@@ -103,6 +104,7 @@ impl GetFlow {
             node.session(bearer, session)?;
             node.leases.check(session, lease)?;
         }
+        bearer.rates().may_move()?;
         // Each rank reads its part of a block: together they load it once.
         let loads = ask.parts.is_empty() || ask.parts.contains(&0);
         let bytes = match loads {
@@ -128,6 +130,7 @@ impl GetFlow {
         Ok(Self {
             stack: node.stack.clone(),
             metrics: node.metrics.clone(),
+            rates: Arc::clone(bearer.rates()),
             parts,
             stop_at_miss: ask.stop_at_miss,
             deadline,
@@ -212,6 +215,7 @@ impl GetFlow {
         let whole = u64::try_from(block.len()).unwrap_or(u64::MAX);
         self.delivered.block(block.tier(), (bytes, whole), *elapsed);
         self.metrics.record_get(block.tier().into(), bytes, *elapsed);
+        self.rates.moved(bytes);
     }
 
     /// Takes a block that is not right out of use; returns the miss that it is instead.

@@ -44,6 +44,7 @@ pub(super) fn routes(service: RouterService, gate: Gate, readiness: Readiness) -
 impl Twins {
     fn admit(&self, headers: &HeaderMap) -> Result<Arc<Bearer>> {
         let bearer = self.gate.admit(Door::Http, token_of(headers))?;
+        bearer.rates().request()?;
         match self.readiness.status() {
             Status::Ready => Ok(bearer),
             Status::Draining => Err(Error::new(ErrorKind::Unavailable, "this node is draining")),

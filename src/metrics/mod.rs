@@ -10,6 +10,7 @@ mod publish;
 mod resp;
 mod schemes;
 mod store;
+mod tenants;
 mod trust;
 
 use std::time::Duration;
@@ -17,9 +18,9 @@ use std::time::Duration;
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
-    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
-    TierStateLabel, UnindexedLabel, Unproven,
+    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, RateLabel,
+    ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel,
+    TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -30,6 +31,7 @@ pub use publish::{Part, PublishMetrics, Shown};
 pub use resp::RespMetrics;
 pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
+pub use tenants::TenantMetrics;
 pub use trust::TrustMetrics;
 
 /// Upper bounds for whole calls, in seconds. A lookup should stay in the second line; a get of tens
@@ -122,6 +124,8 @@ pub struct ServerMetrics {
     pub request_panics: Counter,
     /// Who was not let in.
     pub trust: TrustMetrics,
+    /// What tenants have.
+    pub tenants: TenantMetrics,
     /// The RESP listener.
     pub resp: RespMetrics,
     /// The events of engines.
@@ -170,6 +174,7 @@ impl ServerMetrics {
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
+            tenants: TenantMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
             publish: PublishMetrics::register(registry),

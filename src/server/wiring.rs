@@ -13,6 +13,7 @@ use super::ServeError;
 use crate::{
     addresses::{host_name, node_name},
     advice::Advice,
+    auth::RateTable,
     budget::Budget,
     changes::Changes,
     config::Config,
@@ -36,7 +37,7 @@ use crate::{
 pub(super) fn node(
     config: &Config,
     budget: &Budget,
-    roster: Roster,
+    (roster, rates): (Roster, Arc<RateTable>),
     (stack, namespaces): (Stack, Arc<NamespaceTable>),
     metrics: &ServerMetrics,
 ) -> Result<Node, ServeError> {
@@ -49,6 +50,7 @@ pub(super) fn node(
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
         stack,
         namespaces,
+        rates,
         openers: Openers::default(),
         advice: Advice::new()?,
         told: Subscriptions::new(&config.events),

@@ -34,6 +34,7 @@ mod mood;
 mod piece;
 mod promotions;
 mod put;
+mod quotas;
 mod remove;
 mod room;
 mod settled;
@@ -142,7 +143,7 @@ impl Stack {
         if index_blocks_max == 0 {
             return Err(Error::invalid("index_blocks_max: 0 given, at least 1 required"));
         }
-        let pool = Pool::new(config.dram_bytes)?;
+        let pool = Pool::new(config.dram_bytes, Arc::clone(namespaces.accounts()))?;
         let allowance = pool.capacity_bytes() / CONTEXT_SHARE_DIVISOR;
         let shared = Shared {
             map: Arc::new(Map::new(config.seed)),

@@ -1,0 +1,7 @@
+//! The cluster: many nodes, none of which leads.
+//!
+//! Data stays whole where it was put. Only a contiguous prefix of a prompt counts, so blocks are not spread over the
+//! nodes by their hashes: the batches of an engine instance go to its [home](home), whose map answers its lookups.
+//! A join moves nothing, and a crash loses what that node held.
+
+pub mod home;
