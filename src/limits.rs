@@ -294,6 +294,40 @@ pub const CONSOLE_NAMESPACES_MAX: usize = 200;
 pub const CONSOLE_MEMBERS_MAX: usize = 500;
 /// Members that left and are remembered, for [`SLOW_LOAD_AGE_MAX`].
 pub const CONSOLE_LEFT_MAX: usize = 32;
+/// Connections of operators: a few commands, and those of a chart's hook.
+pub const ADMIN_CONNECTIONS_MAX: usize = 16;
+/// How often an operator who waits for a drain is told how far it is, if nothing happens meanwhile.
+pub const ADMIN_PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+/// A drain waits 1 / this of its grace for routers to be told, at most..
+pub const DRAIN_TELL_SHARE_DIVISOR: u32 = 10;
+/// ..and so long at most: one that takes longer is cut off soon.
+pub const DRAIN_TELL_MAX: Duration = Duration::from_secs(2);
+/// A drain hands over 1 / this of dram at most: what is colder would push out what is hotter elsewhere..
+pub const HANDOVER_SHARE_DIVISOR: u64 = 2;
+/// ..within 1 / this of its grace, so that clients have the rest for what they lack by then.
+pub const HANDOVER_TIME_DIVISOR: u32 = 2;
+/// Payload that goes to a member at a time: four of these are enough for a fast network..
+pub const HANDOVER_BATCH_BYTES: u64 = 8 * MIB as u64;
+/// ..and the blocks of it, where they are small.
+pub const HANDOVER_BATCH_BLOCKS: usize = 1024;
+/// Batches on their way to one member at a time.
+pub const HANDOVER_STREAMS: usize = 4;
+/// Blocks that are read often and go to their second holder at a time.
+pub const SECOND_BLOCKS_AT_ONCE: usize = 4096;
+/// Payload that goes there in a second: a hundredth of what a fast network carries..
+pub const SECOND_BYTES_PER_SECOND: u64 = 64 * MIB as u64;
+/// ..and 1 / this of dram in..
+pub const SECOND_SHARE_DIVISOR: u64 = 16;
+/// ..so long: what is read often changes from hour to hour.
+pub const SECOND_WINDOW: Duration = Duration::from_secs(600);
+/// How long blocks of one get may take to come together.
+pub const SECOND_GATHER: Duration = Duration::from_millis(200);
+/// How long a member that did not answer is left alone.
+pub const SECOND_PAUSE: Duration = Duration::from_secs(10);
+/// Blocks of a chain that are gone back to find its root: 64 k tokens at 16 to a block.
+pub const SECOND_CHAIN_MAX: usize = 4096;
+/// Longest time for a member to answer when blocks are pushed to it.
+pub const PUSH_DEADLINE: Duration = Duration::from_secs(5);
 /// Prefetches that run at a time.
 pub const PREFETCHES_MAX: usize = 8;
 /// Blocks that all prefetches together load at a time: an eighth of the reads that nvme takes.

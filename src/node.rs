@@ -15,6 +15,7 @@ use crate::{
     changes::Changes,
     console::Console,
     costs::{Costs, Locality, Via},
+    drain::Drain,
     events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
@@ -64,6 +65,8 @@ pub struct Node {
     pub(crate) console: Console,
     /// The server's metrics.
     pub metrics: ServerMetrics,
+    /// How it leaves.
+    pub drain: Drain,
     /// Background work.
     pub tasks: Tasks,
     /// Bounds the prefetches that run at a time.

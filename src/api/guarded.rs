@@ -3,6 +3,7 @@
 
 use std::{
     convert::Infallible,
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -10,6 +11,7 @@ use futures_util::{
     FutureExt,
     future::{Either, Ready, ready},
 };
+use kvstrata_tiers::error::Result;
 use tonic::{
     body::Body,
     codegen::{Service, http},
@@ -18,7 +20,7 @@ use tonic::{
 
 use super::status;
 use crate::{
-    auth::{Gate, bearer_token},
+    auth::{Bearer, Gate, bearer_token},
     metrics::Door,
 };
 
@@ -27,13 +29,27 @@ use crate::{
 pub struct Guarded<S> {
     inner: S,
     gate: Gate,
+    door: Door,
 }
 
 impl<S> Guarded<S> {
     /// Puts `inner` behind `gate`.
     #[must_use]
     pub fn new(inner: S, gate: Gate) -> Self {
-        Self { inner, gate }
+        Self { inner, gate, door: Door::Grpc }
+    }
+
+    /// The same, for operators alone.
+    #[must_use]
+    pub(crate) fn of_operators(inner: S, gate: Gate) -> Self {
+        Self { inner, gate, door: Door::Admin }
+    }
+
+    fn admit(&self, token: Option<&[u8]>) -> Result<Arc<Bearer>> {
+        match self.door {
+            Door::Admin => self.gate.admit_operator(Door::Admin, token),
+            door => self.gate.admit(door, token),
+        }
     }
 }
 
@@ -47,16 +63,16 @@ where
 {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Either<S::Future, Ready<Result<Self::Response, Infallible>>>;
+    type Future = Either<S::Future, Ready<std::result::Result<Self::Response, Infallible>>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<std::result::Result<(), Infallible>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let header = request.headers().get(http::header::AUTHORIZATION);
         let token = header.and_then(|header| bearer_token(header.as_bytes()));
-        let admitted = self.gate.admit(Door::Grpc, token);
+        let admitted = self.admit(token);
         let admitted = admitted.and_then(|bearer| bearer.rates().request().map(|()| bearer));
         match admitted {
             Ok(bearer) => {

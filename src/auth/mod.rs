@@ -36,6 +36,10 @@ use crate::{
 
 /// The tenant of every client where there are no tokens.
 pub const ONLY_TENANT: &str = "default";
+/// The header in which a node names the tenant for whom it asks.
+pub const TENANT_HEADER: &str = "kvstrata-tenant";
+/// What stands between the token of a node and the tenant where both are in one field; no token has it.
+pub(crate) const TENANT_MARK: u8 = b'@';
 /// How a token is announced in a header.
 const SCHEME: &[u8] = b"bearer ";
 

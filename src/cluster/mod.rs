@@ -4,4 +4,7 @@
 //! nodes by their hashes: the batches of an engine instance go to its [home](home), whose map answers its lookups.
 //! A join moves nothing, and a crash loses what that node held.
 
+pub(crate) mod handover;
 pub mod home;
+mod push;
+pub(crate) mod second;

@@ -145,6 +145,10 @@ label_values! {
         RouterReport = "router_report",
         /// Which blocks there are, asked as Dynamo does.
         CheckBlocks = "check_blocks",
+        /// An operator has the node leave.
+        AdminDrain = "admin_drain",
+        /// An operator asks how it is.
+        AdminStatus = "admin_status",
     }
 }
 
@@ -199,6 +203,8 @@ label_values! {
         Http = "http",
         /// The RESP listener.
         Resp = "resp",
+        /// The admin listener.
+        Admin = "admin",
     }
 }
 
@@ -343,5 +349,17 @@ label_values! {
         Node = "node",
         /// A router or an engine, by a report.
         Report = "report",
+    }
+}
+
+label_values! {
+    /// What became of a block that was offered to another member.
+    HandoverOutcome {
+        /// The member has it now.
+        Taken = "taken",
+        /// It had it before.
+        Present = "present",
+        /// It did not take it.
+        Refused = "refused",
     }
 }

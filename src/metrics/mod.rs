@@ -5,6 +5,7 @@
 
 mod costs;
 mod events;
+mod handover;
 mod labels;
 mod publish;
 mod resp;
@@ -17,10 +18,11 @@ use std::time::Duration;
 
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
+pub use handover::HandoverMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, RateLabel,
-    ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel,
-    TierLabel, TierStateLabel, UnindexedLabel, Unproven,
+    Answer, Door, EventBatch, HandoverOutcome, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel,
+    RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent,
+    RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -136,6 +138,8 @@ pub struct ServerMetrics {
     pub costs: CostMetrics,
     /// The index of hash schemes.
     pub schemes: SchemeMetrics,
+    /// What goes to other members.
+    pub handover: HandoverMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -180,6 +184,7 @@ impl ServerMetrics {
             publish: PublishMetrics::register(registry),
             costs: CostMetrics::register(registry),
             schemes: SchemeMetrics::register(registry),
+            handover: HandoverMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

@@ -16,9 +16,11 @@ use crate::{
     auth::RateTable,
     budget::Budget,
     changes::Changes,
+    client::ClientOptions,
     config::Config,
     console::Console,
     costs::{Costs, Place},
+    drain::Drain,
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
@@ -57,6 +59,7 @@ pub(super) fn node(
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
         console: Console::new(metrics),
+        drain: Drain::default(),
         tasks: Tasks::new(),
         prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
         prefetch_loads: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
@@ -93,6 +96,11 @@ pub(super) fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, Serve
     let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
     let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
     Ok(shown.transpose()?)
+}
+
+/// How this node reaches other members.
+pub(super) fn access(config: &Config) -> ClientOptions {
+    ClientOptions { name: node_name(config), ..ClientOptions::default() }
 }
 
 /// Where this node is, for those who are told what loading from it costs.
