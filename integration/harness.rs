@@ -56,6 +56,7 @@ struct Addresses {
     http: String,
     bulk: Option<String>,
     gossip: Option<String>,
+    admin: Option<String>,
 }
 
 impl Builder {
@@ -162,6 +163,11 @@ impl Server {
     /// `host:port` of gossip, over UDP.
     pub(crate) fn gossip(&self) -> &str {
         self.addresses.gossip.as_deref().unwrap()
+    }
+
+    /// `host:port` of the admin listener.
+    pub(crate) fn admin(&self) -> &str {
+        self.addresses.admin.as_deref().unwrap()
     }
 
     /// A connection of its own.

@@ -8,6 +8,7 @@
 )]
 
 mod abandon;
+mod admin;
 mod advice;
 mod bad_input;
 mod bulk;
@@ -15,7 +16,9 @@ mod bulk_peers;
 mod cli;
 mod client;
 mod cluster;
+mod cluster_drain;
 mod config;
+mod console;
 mod crash;
 mod doctor;
 mod drain;

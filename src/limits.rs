@@ -137,6 +137,12 @@ pub const TOKEN_BYTES_MIN: usize = 32;
 pub const TOKENS_MAX: usize = 65_536;
 /// The longest name of a tenant: that of a DNS name.
 pub const TENANT_BYTES_MAX: usize = 253;
+/// What a tenant may do at once of what it may do in a second: all of it.
+pub const RATE_BURST: Duration = Duration::from_secs(1);
+/// The shortest time that a tenant over its rate is asked to wait: what a client can sleep for.
+pub const RATE_WAIT_MIN: Duration = Duration::from_millis(1);
+/// The longest: its limit may have been raised meanwhile.
+pub const RATE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The longest text of a refusal.
 pub const BULK_TEXT_BYTES_MAX: usize = 4096;
 /// Longest time for a frame, from its first byte to its last, in either direction: 140 kB/s.
@@ -270,6 +276,58 @@ pub const HOLDER_CONNECT_DEADLINE: Duration = Duration::from_secs(1);
 pub const HOLDER_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
+/// Connections of operators: a few commands, and those of a chart's hook.
+pub const ADMIN_CONNECTIONS_MAX: usize = 16;
+/// How often an operator who waits for a drain is told how far it is, if nothing happens meanwhile.
+pub const ADMIN_PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+/// A drain waits 1 / this of its grace for routers to be told, at most..
+pub const DRAIN_TELL_SHARE_DIVISOR: u32 = 10;
+/// ..and so long at most: one that takes longer is cut off soon.
+pub const DRAIN_TELL_MAX: Duration = Duration::from_secs(2);
+/// A drain hands over 1 / this of dram at most: what is colder would push out what is hotter elsewhere..
+pub const HANDOVER_SHARE_DIVISOR: u64 = 2;
+/// ..within 1 / this of its grace, so that clients have the rest for what they lack by then.
+pub const HANDOVER_TIME_DIVISOR: u32 = 2;
+/// Payload that goes to a member at a time: four of these are enough for a fast network..
+pub const HANDOVER_BATCH_BYTES: u64 = 8 * MIB as u64;
+/// ..and the blocks of it, where they are small.
+pub const HANDOVER_BATCH_BLOCKS: usize = 1024;
+/// Batches on their way to one member at a time.
+pub const HANDOVER_STREAMS: usize = 4;
+/// Blocks that are read often and go to their second holder at a time.
+pub const SECOND_BLOCKS_AT_ONCE: usize = 4096;
+/// Payload that goes there in a second: a hundredth of what a fast network carries..
+pub const SECOND_BYTES_PER_SECOND: u64 = 64 * MIB as u64;
+/// ..and 1 / this of dram in..
+pub const SECOND_SHARE_DIVISOR: u64 = 16;
+/// ..so long: what is read often changes from hour to hour.
+pub const SECOND_WINDOW: Duration = Duration::from_secs(600);
+/// How long blocks of one get may take to come together.
+pub const SECOND_GATHER: Duration = Duration::from_millis(200);
+/// How long a member that did not answer is left alone.
+pub const SECOND_PAUSE: Duration = Duration::from_secs(10);
+/// Blocks of a chain that are gone back to find its root: 64 k tokens at 16 to a block.
+pub const SECOND_CHAIN_MAX: usize = 4096;
+/// Longest time for a member to answer when blocks are pushed to it.
+pub const PUSH_DEADLINE: Duration = Duration::from_secs(5);
+/// One column of the console's charts: short enough to see a minute, long enough that an hour is few.
+pub const CONSOLE_SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+/// Columns that are kept: an hour, 35 kB.
+pub const CONSOLE_SAMPLES_MAX: usize = 360;
+/// Slow loads that are kept of one tenant: what fits on a screen.
+pub const SLOW_LOADS_MAX: usize = 12;
+/// Tenants of which any are kept: 300 kB in all.
+pub const SLOW_TENANTS_MAX: usize = 256;
+/// Loads that took less are not slow on any tier.
+pub const SLOW_LOAD_MIN: Duration = Duration::from_millis(1);
+/// How long one is kept: a disk that was slow yesterday is another question.
+pub const SLOW_LOAD_AGE_MAX: Duration = Duration::from_secs(3600);
+/// Namespaces that the console shows, those with the most bytes: people do not read more.
+pub const CONSOLE_NAMESPACES_MAX: usize = 200;
+/// Members that it shows.
+pub const CONSOLE_MEMBERS_MAX: usize = 500;
+/// Members that left and are remembered, for [`SLOW_LOAD_AGE_MAX`].
+pub const CONSOLE_LEFT_MAX: usize = 32;
 /// Prefetches that run at a time.
 pub const PREFETCHES_MAX: usize = 8;
 /// Blocks that all prefetches together load at a time: an eighth of the reads that nvme takes.

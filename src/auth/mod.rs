@@ -12,6 +12,8 @@
 //! The nodes of a cluster have a token of their own, which no file has ([`Gate::know_nodes`]). A node asks in the
 //! name of a tenant, which it says beside its token ([`TENANT_HEADER`]); nobody else may say one.
 
+pub mod allotments;
+mod rates;
 mod token;
 mod tokens;
 
@@ -26,7 +28,10 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
-pub use self::token::Token;
+pub use self::{
+    rates::{RateLimits, RateTable, Rates},
+    token::Token,
+};
 use crate::{
     id::random_key,
     metrics::{Door, TrustMetrics, Unproven},
@@ -46,25 +51,32 @@ const SCHEME: &[u8] = b"bearer ";
 pub struct Bearer {
     tenant: Box<str>,
     operator: bool,
+    rates: Arc<Rates>,
     node: bool,
     revoked: CancellationToken,
 }
 
 impl Bearer {
-    /// The one there is without tokens.
+    /// The one there is without tokens, where nobody's rates are limited.
     #[must_use]
     pub fn anyone() -> Self {
-        Self::new(ONLY_TENANT, true)
+        Self::new(ONLY_TENANT, true, Arc::default())
     }
 
-    fn new(tenant: &str, operator: bool) -> Self {
+    fn new(tenant: &str, operator: bool, rates: Arc<Rates>) -> Self {
         let revoked = CancellationToken::new();
-        Self { tenant: tenant.into(), operator, node: false, revoked }
+        Self { tenant: tenant.into(), operator, rates, node: false, revoked }
     }
 
-    /// A node that asks for a tenant, or, with an empty one, for itself.
+    /// A node that asks for a tenant, or, with an empty one, for itself. Its requests are no tenant's own.
     fn node(tenant: &str) -> Self {
-        Self { node: true, ..Self::new(tenant, tenant.is_empty()) }
+        Self { node: true, ..Self::new(tenant, tenant.is_empty(), Arc::default()) }
+    }
+
+    /// What its tenant may do in a second.
+    #[must_use]
+    pub fn rates(&self) -> &Arc<Rates> {
+        &self.rates
     }
 
     /// Whose blocks it may use.
@@ -100,6 +112,7 @@ pub struct Gate {
 
 struct Shared {
     metrics: TrustMetrics,
+    rates: Arc<RateTable>,
     admission: Admission,
     /// What the token of the cluster's nodes is known by, if there are others.
     nodes: OnceLock<KnownBy>,
@@ -122,8 +135,9 @@ impl Gate {
     /// Lets everybody in, as [`ONLY_TENANT`].
     #[must_use]
     pub fn open(metrics: TrustMetrics) -> Self {
-        let admission = Admission::Anyone(Arc::new(Bearer::anyone()));
-        Self::of(metrics, admission)
+        let rates = Arc::<RateTable>::default();
+        let anyone = Bearer::new(ONLY_TENANT, true, rates.of(ONLY_TENANT));
+        Self::of(metrics, rates, Admission::Anyone(Arc::new(anyone)))
     }
 
     /// Lets in who has a token; none is known yet.
@@ -132,11 +146,18 @@ impl Gate {
     /// `Internal` if the system has no random bytes.
     pub fn closed(metrics: TrustMetrics) -> Result<Self> {
         let admission = Admission::Bearers { key: random_key()?, known: RwLock::default() };
-        Ok(Self::of(metrics, admission))
+        Ok(Self::of(metrics, Arc::default(), admission))
     }
 
-    fn of(metrics: TrustMetrics, admission: Admission) -> Self {
-        Self { shared: Arc::new(Shared { metrics, admission, nodes: OnceLock::new() }) }
+    fn of(metrics: TrustMetrics, rates: Arc<RateTable>, admission: Admission) -> Self {
+        let shared = Shared { metrics, rates, admission, nodes: OnceLock::new() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// What tenants may do in a second.
+    #[must_use]
+    pub fn rates(&self) -> &Arc<RateTable> {
+        &self.shared.rates
     }
 
     /// Lets the nodes of the cluster in, too, who show this token. Once: later ones change nothing.
@@ -179,8 +200,11 @@ impl Gate {
         for line in tokens::read(text)? {
             let hash = line.token.hash(key);
             let same = known.get(&hash).filter(|bearer| line.is_of(bearer));
-            let bearer =
-                same.map_or_else(|| Arc::new(Bearer::new(line.tenant, line.operator)), Arc::clone);
+            let made = || {
+                let rates = self.shared.rates.of(line.tenant);
+                Arc::new(Bearer::new(line.tenant, line.operator, rates))
+            };
+            let bearer = same.map_or_else(made, Arc::clone);
             if next.insert(hash, bearer).is_some() {
                 return Err(tokens::problem(line.number, "its token is that of a line before"));
             }

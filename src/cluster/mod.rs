@@ -8,10 +8,13 @@
 //! Nodes find one another by gossip ([membership](membership)): it says who lives and where, and carries a seal.
 
 pub mod about;
+pub(crate) mod handover;
 pub mod home;
 pub(crate) mod keys;
 pub mod membership;
+mod push;
 mod seal;
+pub(crate) mod second;
 mod seeds;
 mod transport;
 mod view;

@@ -27,6 +27,7 @@ impl Config {
         let mut problems = Vec::new();
         self.check_names(&mut problems);
         self.check_listeners(&mut problems);
+        self.check_admin(&mut problems);
         self.cluster.check(&mut problems);
         self.check_memory(&mut problems);
         self.check_leases(&mut problems);

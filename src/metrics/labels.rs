@@ -145,6 +145,10 @@ label_values! {
         RouterReport = "router_report",
         /// Which blocks there are, asked as Dynamo does.
         CheckBlocks = "check_blocks",
+        /// An operator has the node leave.
+        AdminDrain = "admin_drain",
+        /// An operator asks how it is.
+        AdminStatus = "admin_status",
     }
 }
 
@@ -199,6 +203,8 @@ label_values! {
         Http = "http",
         /// The RESP listener.
         Resp = "resp",
+        /// The admin listener.
+        Admin = "admin",
     }
 }
 
@@ -217,6 +223,8 @@ label_values! {
     Reloaded {
         /// The tokens of clients.
         Tokens = "tokens",
+        /// What tenants may have and do.
+        Tenants = "tenants",
         /// Certificate, key and the CA of clients.
         Tls = "tls",
     }
@@ -261,6 +269,18 @@ label_values! {
         Option = "option",
         /// It is the second one of two that belong together, and the first one is not here.
         Torn = "torn",
+        /// The tenant has used up what it may do in a second.
+        Rate = "rate",
+    }
+}
+
+label_values! {
+    /// What a tenant may do in a second.
+    RateLabel {
+        /// Requests.
+        Requests = "requests",
+        /// Bytes of puts and gets.
+        Bytes = "bytes",
     }
 }
 
@@ -355,5 +375,17 @@ label_values! {
         Node = "node",
         /// A router or an engine, by a report.
         Report = "report",
+    }
+}
+
+label_values! {
+    /// What became of a block that was offered to another member.
+    HandoverOutcome {
+        /// The member has it now.
+        Taken = "taken",
+        /// It had it before.
+        Present = "present",
+        /// It did not take it.
+        Refused = "refused",
     }
 }

@@ -17,15 +17,18 @@ use super::ServeError;
 use crate::{
     addresses::{gossip_advertised, host_name, node_name},
     advice::Advice,
-    auth::Gate,
+    auth::{Gate, RateTable},
     budget::Budget,
     changes::Changes,
+    client::ClientOptions,
     cluster::{
         keys::ClusterKeys,
         membership::{Gossip, Membership},
     },
     config::{Address, Config},
+    console::Console,
     costs::{Costs, Place},
+    drain::Drain,
     events::subscribe::Subscriptions,
     identity_file::Origin,
     lease::LeaseLimits,
@@ -45,7 +48,7 @@ use crate::{
 pub(super) fn node(
     config: &Config,
     budget: &Budget,
-    roster: Roster,
+    (roster, rates): (Roster, Arc<RateTable>),
     (stack, namespaces): (Stack, Arc<NamespaceTable>),
     metrics: &ServerMetrics,
 ) -> Result<Node, ServeError> {
@@ -59,11 +62,14 @@ pub(super) fn node(
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
         stack,
         namespaces,
+        rates,
         openers: Openers::default(),
         advice: Advice::new()?,
         told: Subscriptions::new(&config.events),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
+        drain: Drain::default(),
+        console: Console::new(metrics),
         tasks: Tasks::new(),
         prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
         prefetch_loads: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
@@ -133,6 +139,12 @@ pub(super) fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, Serve
     let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
     let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
     Ok(shown.transpose()?)
+}
+
+/// How this node reaches other members.
+pub(super) fn access(config: &Config, gossip: Option<&Gossip>) -> ClientOptions {
+    let token = gossip.map(|gossip| gossip.keys.token.clone());
+    ClientOptions { name: node_name(config), token, ..ClientOptions::default() }
 }
 
 /// Where this node is, for those who are told what loading from it costs.
