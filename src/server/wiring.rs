@@ -107,8 +107,10 @@ pub(super) async fn gossip(
 
 /// Lets the other nodes in, if there may be any.
 pub(super) fn know_nodes(gate: &Gate, gossip: Option<&Gossip>) -> Result<(), ServeError> {
-    let known = gossip.map(|gossip| gate.know_nodes(&gossip.keys.token));
-    Ok(known.transpose()?.unwrap_or_default())
+    if let Some(gossip) = gossip {
+        gate.know_nodes(&gossip.keys.token)?;
+    }
+    Ok(())
 }
 
 /// The colder tiers, hot to cold.
