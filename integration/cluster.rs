@@ -189,6 +189,27 @@ async fn datagrams(server: &Server, outcome: &str) -> f64 {
     server.metric(&format!("kvstrata_cluster_datagrams_total{{outcome=\"{outcome}\"}}")).await
 }
 
+/// Sends anything, from many: it is counted, and takes no memory.
+async fn noise(to: &Server) {
+    let resident = to.status_bytes("VmRSS:");
+    let (malformed, long) = (datagrams(to, "malformed").await, vec![0x4b; 1400]);
+    for round in 0..400_u32 {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        for number in 0..50_u32 {
+            let random = blake3::hash(&(round * 50 + number).to_le_bytes());
+            let length = (number * 28) as usize;
+            let noise = [random.as_bytes().as_slice(), &long[..length]].concat();
+            socket.send_to(&noise, to.gossip()).await.unwrap();
+        }
+    }
+    wait_until("noise was counted", SERVER_WAIT, async || {
+        datagrams(to, "malformed").await >= malformed + 1000.0
+    })
+    .await;
+    let grown = to.status_bytes("VmRSS:").saturating_sub(resident);
+    assert!(grown < 8 << 20, "{grown} bytes more");
+}
+
 #[tokio::test]
 async fn who_has_no_key_is_not_heard_however_much_it_says() {
     let (home, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -230,24 +251,7 @@ async fn who_has_no_key_is_not_heard_however_much_it_says() {
     })
     .await;
 
-    // Anything, from many.
-    let resident = a.status_bytes("VmRSS:");
-    let (malformed, long) = (datagrams(&a, "malformed").await, vec![0x4b; 1400]);
-    for round in 0..400_u32 {
-        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        for number in 0..50_u32 {
-            let random = blake3::hash(&(round * 50 + number).to_le_bytes());
-            let length = (number * 28) as usize;
-            let noise = [random.as_bytes().as_slice(), &long[..length]].concat();
-            socket.send_to(&noise, a.gossip()).await.unwrap();
-        }
-    }
-    wait_until("noise was counted", SERVER_WAIT, async || {
-        datagrams(&a, "malformed").await >= malformed + 1000.0
-    })
-    .await;
-    let grown = a.status_bytes("VmRSS:").saturating_sub(resident);
-    assert!(grown < 8 << 20, "{grown} bytes more");
+    noise(&a).await;
     assert_eq!(a.page("/livez").await.0, 200);
     assert_eq!(a.metric("kvstrata_cluster_epoch").await, epoch, "nobody has come or gone");
     let taken = datagrams(&a, "taken").await;

@@ -21,7 +21,7 @@ use kvstrata_tiers::{
     namespace::NamespaceTable,
     nvme::{NvmeMetrics, NvmeStore, directory::Directory},
     object::ObjectStore,
-    stack::{Stack, StackConfig},
+    stack::Stack,
     store::BlockStore,
     tier::Tier,
 };
@@ -44,7 +44,7 @@ use crate::{
         publish::{self, Publishers},
         subscribe,
     },
-    http, id,
+    http,
     identity_file::{self, IdentityError},
     limits::{BULK_CONNECTIONS_MAX, CONNECTIONS_MAX},
     members::Roster,
@@ -178,10 +178,7 @@ impl Server {
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let (admin, admin_at) = listen_admin(config, &trust).await?.unzip();
-        let publishers =
-            publish::bind(config, budget.events).await.map_err(|(address, source)| {
-                ServeError::Listen { key: "events.publish", address, source }
-            })?;
+        let publishers = wiring::publishers(config, &budget).await?;
         let tier_metrics = TierMetrics::register(&mut registry);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
@@ -189,12 +186,12 @@ impl Server {
         })?;
         let object = wiring::open_object(config, &name, nvme.as_ref(), &namespaces, &mut registry)?;
         let colder = wiring::stores(nvme.as_ref(), object.as_ref());
-        let stack_config = StackConfig {
-            dram_bytes: budget.dram,
-            index_blocks_max: budget.index_blocks_max(),
-            seed: id::random_seed()?,
-        };
-        let stack = Stack::open(stack_config, Arc::clone(&namespaces), colder, tier_metrics)?;
+        let stack = Stack::open(
+            wiring::stack_config(&budget)?,
+            Arc::clone(&namespaces),
+            colder,
+            tier_metrics,
+        )?;
 
         trust.load_tenants(config, &stack).map_err(ServeError::Trust)?;
         let roster = Roster::alone(member(config, &name, (grpc_at, http_at), bulk_port));

@@ -58,7 +58,8 @@ impl FromStr for Seeds {
 
     fn from_str(text: &str) -> Result<Self, BadSeeds> {
         let seeds: Vec<_> = text.split(',').map(|seed| seed.trim().to_owned()).collect();
-        if seeds.len() > SEEDS_MAX || !seeds.iter().all(|seed| is_endpoint(seed)) {
+        let is_seed = |seed: &String| is_endpoint(seed) && !seed.contains(';');
+        if seeds.len() > SEEDS_MAX || !seeds.iter().all(is_seed) {
             return Err(BadSeeds);
         }
         Ok(Self(seeds))

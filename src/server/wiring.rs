@@ -6,7 +6,7 @@ use kvstrata_tiers::{
     namespace::{NamespaceTable, Secret},
     nvme::NvmeStore,
     object::ObjectStore,
-    stack::Stack,
+    stack::{Stack, StackConfig},
     store::BlockStore,
 };
 use prometheus_client::registry::Registry;
@@ -29,7 +29,11 @@ use crate::{
     console::Console,
     costs::{Costs, Place},
     drain::Drain,
-    events::subscribe::Subscriptions,
+    events::{
+        publish::{self, Publishers},
+        subscribe::Subscriptions,
+    },
+    id,
     identity_file::Origin,
     lease::LeaseLimits,
     limits::{LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
@@ -111,6 +115,22 @@ pub(super) fn know_nodes(gate: &Gate, gossip: Option<&Gossip>) -> Result<(), Ser
         gate.know_nodes(&gossip.keys.token)?;
     }
     Ok(())
+}
+
+/// The publishers of the configuration, bound.
+pub(super) async fn publishers(config: &Config, budget: &Budget) -> Result<Publishers, ServeError> {
+    let bound = publish::bind(config, budget.events).await;
+    let key = "events.publish";
+    bound.map_err(|(address, source)| ServeError::Listen { key, address, source })
+}
+
+/// How much the store may take.
+pub(super) fn stack_config(budget: &Budget) -> Result<StackConfig, ServeError> {
+    Ok(StackConfig {
+        dram_bytes: budget.dram,
+        index_blocks_max: budget.index_blocks_max(),
+        seed: id::random_seed()?,
+    })
 }
 
 /// The colder tiers, hot to cold.
