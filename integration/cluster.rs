@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use kvstrata_proto::v1::{Member, MemberList, SessionEvent, SessionRequest, session_event::Event};
 use parking_lot::Mutex;
-use tokio::{net::UdpSocket, task::JoinHandle, time::Instant};
+use tokio::{net::UdpSocket, task::JoinSet, time::Instant};
 use tonic::Streaming;
 
 use crate::harness::{SERVER_WAIT, Server, wait_until};
@@ -34,7 +34,7 @@ struct Told {
 impl Told {
     async fn by(server: &Server) -> Self {
         let mut client = server.client().await;
-        let request = SessionRequest { client: "test".to_owned(), ..SessionRequest::default() };
+        let request = SessionRequest { client: "test".to_owned() };
         let mut events = client.session(request).await.unwrap().into_inner();
         let opened = events.message().await.unwrap().unwrap().event.unwrap();
         let Event::Opened(opened) = opened else { panic!("not opened: {opened:?}") };
@@ -156,7 +156,7 @@ async fn a_restart_that_nobody_noticed_takes_its_own_place() {
 struct Relay {
     at: SocketAddr,
     heard: Arc<Mutex<Vec<Vec<u8>>>>,
-    task: JoinHandle<()>,
+    tasks: JoinSet<()>,
 }
 
 impl Relay {
@@ -166,7 +166,8 @@ impl Relay {
         let at = socket.local_addr().unwrap();
         let heard = Arc::<Mutex<Vec<Vec<u8>>>>::default();
         let keeps = Arc::clone(&heard);
-        let task = tokio::spawn(async move {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
             let (mut buffer, mut first) = (vec![0; 65_536], None);
             while let Ok((length, from)) = socket.recv_from(&mut buffer).await {
                 let datagram = &buffer[..length];
@@ -181,7 +182,7 @@ impl Relay {
                 }
             }
         });
-        Self { at, heard, task }
+        Self { at, heard, tasks }
     }
 }
 
@@ -214,7 +215,7 @@ async fn noise(to: &Server) {
 async fn who_has_no_key_is_not_heard_however_much_it_says() {
     let (home, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let a = node(home.path(), "a", None).await;
-    let relay = Relay::to(a.gossip()).await;
+    let mut relay = Relay::to(a.gossip()).await;
     let b = node(home.path(), "b", Some(&relay.at.to_string())).await;
     let mut told = Told::by(&a).await;
     told.until("both", |members| are(members, &["a", "b"])).await;
@@ -231,7 +232,7 @@ async fn who_has_no_key_is_not_heard_however_much_it_says() {
 
     // What the relay has heard, once more, and with a byte of it changed.
     let heard = relay.heard.lock().clone();
-    relay.task.abort();
+    relay.tasks.abort_all();
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let (replayed, forged) = (datagrams(&a, "replayed").await, datagrams(&a, "forged").await);
     let answered = datagrams(&a, "answered").await;

@@ -34,7 +34,6 @@ use tracing::{error, info, warn};
 use crate::{
     addresses::{Addresses, listen, listen_admin, listen_bulk, listen_resp, member, node_name},
     api::{self, Calls, Framed, Guarded, incoming},
-    budget::{Budget, Machine},
     bulk::{self, Bulk},
     client::ClientOptions,
     cluster::{membership::Gossip, second},
@@ -162,11 +161,7 @@ impl Server {
         let (secret, origin) = identity_file::load_or_generate(&config.identity)?;
         let gossip = wiring::gossip(config, &node_name(config), (&secret, origin)).await?;
         let namespaces = Arc::new(NamespaceTable::new(secret, config.identity.shared_tenant));
-        let budget =
-            Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
-        for line in budget.to_string().lines() {
-            info!("{line}");
-        }
+        let budget = wiring::budget(config)?;
         let (grpc, grpc_at) = listen("server.grpc_listen", config.server.grpc_listen).await?;
         let (http, http_at) = listen("server.http_listen", config.server.http_listen).await?;
         let mut registry = Registry::default();

@@ -11,21 +11,21 @@ use kvstrata_tiers::{
 };
 use prometheus_client::registry::Registry;
 use tokio::{net::UdpSocket, sync::Semaphore, time::Instant};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::ServeError;
 use crate::{
     addresses::{gossip_advertised, host_name, node_name},
     advice::Advice,
     auth::{Gate, RateTable},
-    budget::Budget,
+    budget::{Budget, Machine},
     changes::Changes,
     client::ClientOptions,
     cluster::{
         keys::ClusterKeys,
         membership::{Gossip, Membership},
     },
-    config::{Address, Config},
+    config::{Address, Config, Problems},
     console::Console,
     costs::{Costs, Place},
     drain::Drain,
@@ -115,6 +115,16 @@ pub(super) fn know_nodes(gate: &Gate, gossip: Option<&Gossip>) -> Result<(), Ser
         gate.know_nodes(&gossip.keys.token)?;
     }
     Ok(())
+}
+
+/// How the memory of this machine is divided.
+pub(super) fn budget(config: &Config) -> Result<Budget, ServeError> {
+    let budget =
+        Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
+    for line in budget.to_string().lines() {
+        info!("{line}");
+    }
+    Ok(budget)
 }
 
 /// The publishers of the configuration, bound.
