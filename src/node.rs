@@ -13,6 +13,7 @@ use crate::{
     advice::Advice,
     auth::Bearer,
     changes::Changes,
+    cluster::{feed::Feed, peers::Peers},
     costs::{Costs, Locality, Via},
     events::subscribe::Subscriptions,
     id::SessionId,
@@ -37,6 +38,10 @@ pub struct Node {
     pub name: String,
     /// The members of the cluster, as they change.
     pub roster: Roster,
+    /// The others, as lookups reach them.
+    pub peers: Peers,
+    /// What these are told of the blocks here.
+    pub feed: Feed,
     /// The store.
     pub stack: Stack,
     /// What changes in it, for those who tell others.

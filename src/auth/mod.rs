@@ -31,6 +31,8 @@ use crate::{
 
 /// The tenant of every client where there are no tokens.
 pub const ONLY_TENANT: &str = "default";
+/// The header in which a node names the tenant for whom it asks.
+pub const TENANT_HEADER: &str = "kvstrata-tenant";
 /// How a token is announced in a header.
 const SCHEME: &[u8] = b"bearer ";
 
@@ -63,6 +65,12 @@ impl Bearer {
     #[must_use]
     pub fn is_operator(&self) -> bool {
         self.operator
+    }
+
+    /// Whether it is a node of the cluster.
+    #[must_use]
+    pub fn is_node(&self) -> bool {
+        false
     }
 
     /// Cancelled when its token is valid no longer.

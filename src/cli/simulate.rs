@@ -24,6 +24,7 @@ use crate::{
 };
 
 mod chart;
+pub mod fleet;
 mod report;
 mod setup;
 

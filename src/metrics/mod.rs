@@ -5,6 +5,7 @@
 
 mod costs;
 mod events;
+mod fanout;
 mod labels;
 mod publish;
 mod resp;
@@ -16,8 +17,9 @@ use std::time::Duration;
 
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
+pub use fanout::FanoutMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
+    Answer, Door, EventBatch, FilterOf, Judge, LeaseEnd, Missed, Op, Outcome, PeerAnswer, PutLabel, ReloadOutcome,
     Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
     TierStateLabel, UnindexedLabel, Unproven,
 };
@@ -132,6 +134,8 @@ pub struct ServerMetrics {
     pub costs: CostMetrics,
     /// The index of hash schemes.
     pub schemes: SchemeMetrics,
+    /// Lookups that ask other members.
+    pub fanout: FanoutMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -175,6 +179,7 @@ impl ServerMetrics {
             publish: PublishMetrics::register(registry),
             costs: CostMetrics::register(registry),
             schemes: SchemeMetrics::register(registry),
+            fanout: FanoutMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

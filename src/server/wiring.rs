@@ -15,6 +15,7 @@ use crate::{
     advice::Advice,
     budget::Budget,
     changes::Changes,
+    cluster::{feed::Feed, peers::Peers},
     config::Config,
     costs::{Costs, Place},
     events::subscribe::Subscriptions,
@@ -43,6 +44,8 @@ pub(super) fn node(
     Ok(Node {
         name: node_name(config),
         roster,
+        peers: Peers::new(budget.filters_of_members(), metrics.fanout.clone()),
+        feed: Feed::new(budget.index_blocks_max()),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), place(config), metrics.costs.clone()),
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
