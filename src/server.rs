@@ -318,6 +318,10 @@ impl Server {
                 gate.clone(),
             ))
             .add_service(Guarded::new(
+                api::peer::service(Arc::clone(&self.node), self.calls.clone()),
+                gate.clone(),
+            ))
+            .add_service(Guarded::new(
                 api::router::service(Arc::clone(&self.node), self.calls.clone()),
                 gate.clone(),
             ));
@@ -368,10 +372,11 @@ impl Server {
     fn spawn_http(&mut self) {
         let Some(listener) = self.http.take() else { return };
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
-        let costs = self.node.costs.clone();
+        let node = Arc::clone(&self.node);
         let refresh = move || {
             gauges.show(&stack);
-            costs.show();
+            node.costs.show();
+            node.peers.show(&node.feed);
         };
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
         let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());

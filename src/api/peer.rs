@@ -14,7 +14,7 @@ use crate::{cluster::mirror::Update, limits::MESSAGE_BYTES_MAX, metrics::Op};
 
 /// The service; clones share the node.
 #[derive(Debug, Clone)]
-pub struct PeerService {
+pub(crate) struct PeerService {
     node: Arc<Node>,
     calls: Calls,
 }

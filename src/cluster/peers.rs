@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info};
 
 use super::{
+    feed::Feed,
     filter::Filter,
     mirror::{Mirror, Room},
 };
@@ -33,7 +34,7 @@ use crate::{
     client::{Client, ClientOptions},
     limits::{FILTER_AGE_MAX, FILTER_BYTES_PER_SECOND, FILTER_INTERVAL, PEER_DEADLINE, PEER_RETRY},
     members::{Member, Members, Roster},
-    metrics::FanoutMetrics,
+    metrics::{FanoutMetrics, FilterOf},
     tasks::Tasks,
 };
 
@@ -209,8 +210,9 @@ impl Peers {
         &self.shared.metrics
     }
 
-    /// Shows what is known of them.
-    pub fn show(&self) {
+    /// Shows what is known of them, and what they are told.
+    pub fn show(&self, own: &Feed) {
+        self.shared.metrics.show_filter(FilterOf::Own, own.bytes());
         let peers = self.list();
         let bytes = peers.iter().map(|peer| peer.mirror.read().bytes()).sum();
         let oldest = peers.iter().filter_map(|peer| peer.age()).max();

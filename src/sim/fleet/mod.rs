@@ -22,8 +22,8 @@ use kvstrata_tiers::{
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use self::node::Node;
 pub use self::outcome::{Outcome, Spread};
+use self::{node::Node, outcome::Lookup};
 use crate::{
     cluster::{
         home::{Engine, home},
@@ -237,14 +237,8 @@ impl<'a> Fleet<'a> {
             sightings = self.sightings(home, engine, blocks, &prefix, now_ms);
         }
         let is_partial = prefix.is_partial(&sightings);
-        self.outcome.lookup(
-            asked,
-            own,
-            prefix.end(),
-            (members, nothing, silent),
-            rounds,
-            is_partial,
-        );
+        let blocks = [asked, own, prefix.end()];
+        self.outcome.count(&Lookup { blocks, members, nothing, silent, rounds, is_partial });
         prefix
     }
 
@@ -307,9 +301,9 @@ impl<'a> Fleet<'a> {
                 *count += 1;
             }
         }
-        self.outcome.engines = Spread::of(engines);
-        self.outcome.requests_of_nodes =
-            Spread::of(self.nodes.iter().map(|node| node.requests).collect());
+        self.outcome.engines = Spread::of(&engines);
+        let requests: Vec<_> = self.nodes.iter().map(|node| node.requests).collect();
+        self.outcome.requests_of_nodes = Spread::of(&requests);
         for node in &self.nodes {
             self.outcome.filter_bytes += node.filter().bytes() as u64;
             self.outcome.additions += node.additions;

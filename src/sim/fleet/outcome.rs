@@ -11,7 +11,7 @@ pub struct Spread {
 
 impl Spread {
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
-    pub(super) fn of(counts: Vec<u64>) -> Self {
+    pub(super) fn of(counts: &[u64]) -> Self {
         let sum: u64 = counts.iter().sum();
         let max = counts.iter().copied().max().unwrap_or(0);
         Self { mean: sum as f64 / counts.len().max(1) as f64, max }
@@ -71,6 +71,19 @@ pub struct Outcome {
     pub hours: Vec<[u64; 3]>,
 }
 
+/// One lookup.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lookup {
+    /// Blocks asked for, those that the home has, those found.
+    pub(super) blocks: [u32; 3],
+    /// Members asked, in all rounds; those that had nothing, and that did not answer.
+    pub(super) members: usize,
+    pub(super) nothing: usize,
+    pub(super) silent: usize,
+    pub(super) rounds: usize,
+    pub(super) is_partial: bool,
+}
+
 /// Milliseconds of an hour.
 const HOUR_MS: u64 = 3_600_000;
 
@@ -81,22 +94,15 @@ impl Outcome {
         self.span_ms = now_ms.saturating_sub(first);
     }
 
-    /// Counts a lookup: blocks asked, those that the home has, those found; members asked, those that had nothing
-    /// and that were silent.
-    pub(super) fn lookup(
-        &mut self,
-        asked: u32,
-        own: u32,
-        found: u32,
-        (members, nothing, silent): (usize, usize, usize),
-        rounds: usize,
-        is_partial: bool,
-    ) {
-        let blocks = [asked, own, found].map(u64::from);
+    /// Counts a lookup.
+    pub(super) fn count(&mut self, lookup: &Lookup) {
+        let Lookup { blocks, members, nothing, silent, rounds, is_partial } = *lookup;
+        let blocks = blocks.map(u64::from);
         self.lookups += 1;
-        self.asked_blocks += blocks[0];
-        self.own_blocks += blocks[1];
-        self.found_blocks += blocks[2];
+        let [asked, own, found] = blocks;
+        self.asked_blocks += asked;
+        self.own_blocks += own;
+        self.found_blocks += found;
         count(&mut self.by_members, members);
         count(&mut self.by_rounds, rounds);
         self.nothing += nothing as u64;
