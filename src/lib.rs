@@ -15,6 +15,7 @@ pub mod cli;
 pub mod client;
 pub mod cluster;
 pub mod config;
+mod console;
 #[cfg(test)]
 mod corpus_tests;
 pub mod costs;

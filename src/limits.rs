@@ -137,6 +137,12 @@ pub const TOKEN_BYTES_MIN: usize = 32;
 pub const TOKENS_MAX: usize = 65_536;
 /// The longest name of a tenant: that of a DNS name.
 pub const TENANT_BYTES_MAX: usize = 253;
+/// What a tenant may do at once of what it may do in a second: all of it.
+pub const RATE_BURST: Duration = Duration::from_secs(1);
+/// The shortest time that a tenant over its rate is asked to wait: what a client can sleep for.
+pub const RATE_WAIT_MIN: Duration = Duration::from_millis(1);
+/// The longest: its limit may have been raised meanwhile.
+pub const RATE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The longest text of a refusal.
 pub const BULK_TEXT_BYTES_MAX: usize = 4096;
 /// Longest time for a frame, from its first byte to its last, in either direction: 140 kB/s.
@@ -284,8 +290,40 @@ pub const FANOUT_ASKED_MAX: usize = 4;
 pub const FANOUT_SURVEY_BLOCKS: usize = 4096;
 /// Hashes that a member is asked for behind what its filter has: of what was put in the last second.
 pub const FANOUT_BEYOND_BLOCKS: usize = 256;
+/// Endpoints that a client is given: any of a cluster will do, so there is no use in many.
+pub const CLIENT_ENDPOINTS_MAX: usize = 64;
+/// How often a client follows what a server says of its home: servers may have heard differently of one another
+/// for a second, and then each sends it to the next.
+pub const CLIENT_MOVES_MAX: usize = 2;
+/// Blocks on other members that a namespace of a client remembers the places of: those of the longest lookup, 100
+/// bytes each.
+pub const PLACEMENTS_MAX: usize = LOOKUP_HASHES_MAX;
+/// Other members that a client keeps connections to: those which hold parts of its prompts, a few of all.
+pub const HOLDERS_MAX: usize = 64;
+/// Longest time to connect to one of them: they are in one network, and without it there is a miss.
+pub const HOLDER_CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+/// Longest silence of one that is read from. Cold object stores take as long; an engine had better compute.
+pub const HOLDER_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
+/// One column of the console's charts: short enough to see a minute, long enough that an hour is few.
+pub const CONSOLE_SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+/// Columns that are kept: an hour, 35 kB.
+pub const CONSOLE_SAMPLES_MAX: usize = 360;
+/// Slow loads that are kept of one tenant: what fits on a screen.
+pub const SLOW_LOADS_MAX: usize = 12;
+/// Tenants of which any are kept: 300 kB in all.
+pub const SLOW_TENANTS_MAX: usize = 256;
+/// Loads that took less are not slow on any tier.
+pub const SLOW_LOAD_MIN: Duration = Duration::from_millis(1);
+/// How long one is kept: a disk that was slow yesterday is another question.
+pub const SLOW_LOAD_AGE_MAX: Duration = Duration::from_secs(3600);
+/// Namespaces that the console shows, those with the most bytes: people do not read more.
+pub const CONSOLE_NAMESPACES_MAX: usize = 200;
+/// Members that it shows.
+pub const CONSOLE_MEMBERS_MAX: usize = 500;
+/// Members that left and are remembered, for [`SLOW_LOAD_AGE_MAX`].
+pub const CONSOLE_LEFT_MAX: usize = 32;
 /// Prefetches that run at a time.
 pub const PREFETCHES_MAX: usize = 8;
 /// Blocks that all prefetches together load at a time: an eighth of the reads that nvme takes.

@@ -71,6 +71,12 @@ impl Members {
         self.list.iter().find(|member| member.index == index)
     }
 
+    /// The node of this name.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&Member> {
+        self.list.iter().find(|member| member.name == name)
+    }
+
     /// The bulk port of the node that answers, if it has one.
     #[must_use]
     pub fn bulk(&self) -> Option<&BulkPort> {

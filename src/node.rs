@@ -11,9 +11,10 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     advice::Advice,
-    auth::Bearer,
+    auth::{Bearer, RateTable},
     changes::Changes,
     cluster::{feed::Feed, peers::Peers},
+    console::Console,
     costs::{Costs, Locality, Via},
     events::subscribe::Subscriptions,
     id::SessionId,
@@ -52,6 +53,8 @@ pub struct Node {
     pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
+    /// What tenants may do in a second, and have done.
+    pub rates: Arc<RateTable>,
     /// Who opened them.
     pub openers: Openers,
     /// What is kept for routers.
@@ -62,6 +65,8 @@ pub struct Node {
     pub leases: Leases,
     /// The sessions.
     pub sessions: Sessions,
+    /// What is kept for the console.
+    pub(crate) console: Console,
     /// The server's metrics.
     pub metrics: ServerMetrics,
     /// Background work.

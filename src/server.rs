@@ -37,6 +37,7 @@ use crate::{
     budget::{Budget, Machine},
     bulk::{self, Bulk},
     config::{Config, Events, Problems},
+    console,
     events::{
         publish::{self, Publishers},
         subscribe,
@@ -163,7 +164,7 @@ impl Server {
         let ours = registry.sub_registry_with_prefix(metrics::PREFIX);
         let server_metrics = ServerMetrics::register(ours);
         let gauges = StoreGauges::register(ours);
-        let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
+        let mut trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let publishers =
@@ -184,9 +185,11 @@ impl Server {
         };
         let stack = Stack::open(stack_config, Arc::clone(&namespaces), colder, tier_metrics)?;
 
+        trust.load_tenants(config, &stack).map_err(ServeError::Trust)?;
         let roster = Roster::alone(member(config, &name, (grpc_at, http_at), bulk_port));
         let namespaces = Arc::clone(&namespaces);
-        let node = wiring::node(config, &budget, roster, (stack, namespaces), &server_metrics)?;
+        let (trusted, stored) = ((roster, Arc::clone(trust.gate.rates())), (stack, namespaces));
+        let node = wiring::node(config, &budget, trusted, stored, &server_metrics)?;
         Ok(Self {
             addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
             drain_grace: config.server.drain_grace.0,
@@ -372,15 +375,17 @@ impl Server {
     fn spawn_http(&mut self) {
         let Some(listener) = self.http.take() else { return };
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
-        let node = Arc::clone(&self.node);
+        let (costs, node) = (self.node.costs.clone(), Arc::clone(&self.node));
         let refresh = move || {
             gauges.show(&stack);
-            node.costs.show();
+            node.metrics.tenants.show(node.namespaces.accounts(), &node.rates);
+            costs.show();
             node.peers.show(&node.feed);
         };
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
         let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());
-        let pages = http::router(self.readiness.clone(), registry, gate, refresh, routers);
+        let shown = (Arc::clone(&self.node), routers);
+        let pages = http::router(self.readiness.clone(), registry, gate, refresh, shown);
         let entry = self.trust.entry(Door::Http, http::plain_answer());
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
@@ -401,6 +406,7 @@ impl Server {
         let (changes, stop) = (self.node.changes.clone(), tasks.stop_token());
         tasks.spawn_critical("changes", async move { changes.run(stop).await });
         schemes::start(&self.node);
+        console::start(&self.node);
         let stack = self.node.stack.clone();
         if stack.has_tier(Tier::Nvme) {
             let (stack, stop) = (stack.clone(), tasks.stop_token());

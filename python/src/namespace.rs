@@ -29,7 +29,7 @@ pub(crate) struct Namespace {
 }
 
 /// What is used in its own process only.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Opened {
     core: Arc<Core>,
     handle: Handle,
@@ -67,9 +67,16 @@ impl Namespace {
         lease: Option<&Lease>,
         stop_at_miss: bool,
         timeout: Option<f64>,
-    ) -> PyResult<(&Opened, Asked)> {
+    ) -> PyResult<(Opened, Asked)> {
         let py = given.py();
-        let opened = self.opened.get(py)?;
+        let mut opened = self.opened.get(py)?.clone();
+        if let Some(core) = lease.map(|lease| lease.core(py)).transpose()?
+            && !Arc::ptr_eq(core, &opened.core)
+        {
+            // It was given by another server, which has what it covers.
+            let handle = opened.handle.at(&core.client);
+            opened = Opened { core: Arc::clone(core), handle };
+        }
         let asked = Asked {
             hashes: hashes(given, self.hash_bytes)?,
             parts: Parts::chosen(py, &opened.handle, parts)?,
@@ -273,7 +280,7 @@ impl Namespace {
         timeout: Option<f64>,
     ) -> PyResult<GetResult> {
         let (opened, asked) = self.asked(hashes, parts, lease, stop_at_miss, timeout)?;
-        let mut sink = Self::sink(opened, &asked, buffers)?;
+        let mut sink = Self::sink(&opened, &asked, buffers)?;
         let getting = opened.handle.get(&asked.hashes, asked.options(), &mut sink);
         let ended = opened.core.run(py, asked.timeout, getting);
         let result = sink.end(ended.as_ref().ok());
@@ -302,7 +309,7 @@ impl Namespace {
         tag: Option<Py<PyAny>>,
     ) -> PyResult<Py<Request>> {
         let (opened, asked) = self.asked(hashes, parts, lease, stop_at_miss, timeout)?;
-        let mut sink = Self::sink(opened, &asked, buffers)?;
+        let mut sink = Self::sink(&opened, &asked, buffers)?;
         let (handle, moving) = (opened.handle.clone(), Arc::clone(&opened.core.getting));
         Request::start(py, &opened.core, Tell { queue, tag }, |turn| async move {
             let getting = handle.get(&asked.hashes, asked.options(), &mut sink);

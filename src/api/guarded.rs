@@ -1,4 +1,5 @@
-//! Asks every request of a service for its token, before anything of it is read.
+//! Asks every request of a service for its token, and whether its tenant may ask now, before anything of it
+//! is read.
 
 use std::{
     convert::Infallible,
@@ -55,7 +56,9 @@ where
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
         let header = request.headers().get(http::header::AUTHORIZATION);
         let token = header.and_then(|header| bearer_token(header.as_bytes()));
-        match self.gate.admit(Door::Grpc, token) {
+        let admitted = self.gate.admit(Door::Grpc, token);
+        let admitted = admitted.and_then(|bearer| bearer.rates().request().map(|()| bearer));
+        match admitted {
             Ok(bearer) => {
                 request.extensions_mut().insert(bearer);
                 self.inner.call(request).left_future()

@@ -9,6 +9,8 @@
 //! is its tenant. When the file no longer has a token, whoever came in by it is told so
 //! ([`Bearer::revoked`]): sessions and bulk connections end, and the next call is refused.
 
+pub mod allotments;
+mod rates;
 mod token;
 mod tokens;
 
@@ -23,7 +25,10 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
-pub use self::token::Token;
+pub use self::{
+    rates::{RateLimits, RateTable, Rates},
+    token::Token,
+};
 use crate::{
     id::random_key,
     metrics::{Door, TrustMetrics, Unproven},
@@ -41,18 +46,25 @@ const SCHEME: &[u8] = b"bearer ";
 pub struct Bearer {
     tenant: Box<str>,
     operator: bool,
+    rates: Arc<Rates>,
     revoked: CancellationToken,
 }
 
 impl Bearer {
-    /// The one there is without tokens.
+    /// The one there is without tokens, where nobody's rates are limited.
     #[must_use]
     pub fn anyone() -> Self {
-        Self::new(ONLY_TENANT, true)
+        Self::new(ONLY_TENANT, true, Arc::default())
     }
 
-    fn new(tenant: &str, operator: bool) -> Self {
-        Self { tenant: tenant.into(), operator, revoked: CancellationToken::new() }
+    fn new(tenant: &str, operator: bool, rates: Arc<Rates>) -> Self {
+        Self { tenant: tenant.into(), operator, rates, revoked: CancellationToken::new() }
+    }
+
+    /// What its tenant may do in a second.
+    #[must_use]
+    pub fn rates(&self) -> &Arc<Rates> {
+        &self.rates
     }
 
     /// Whose blocks it may use.
@@ -88,6 +100,7 @@ pub struct Gate {
 
 struct Shared {
     metrics: TrustMetrics,
+    rates: Arc<RateTable>,
     admission: Admission,
 }
 
@@ -102,8 +115,10 @@ impl Gate {
     /// Lets everybody in, as [`ONLY_TENANT`].
     #[must_use]
     pub fn open(metrics: TrustMetrics) -> Self {
-        let admission = Admission::Anyone(Arc::new(Bearer::anyone()));
-        Self { shared: Arc::new(Shared { metrics, admission }) }
+        let rates = Arc::<RateTable>::default();
+        let anyone = Bearer::new(ONLY_TENANT, true, rates.of(ONLY_TENANT));
+        let admission = Admission::Anyone(Arc::new(anyone));
+        Self { shared: Arc::new(Shared { metrics, rates, admission }) }
     }
 
     /// Lets in who has a token; none is known yet.
@@ -112,7 +127,14 @@ impl Gate {
     /// `Internal` if the system has no random bytes.
     pub fn closed(metrics: TrustMetrics) -> Result<Self> {
         let admission = Admission::Bearers { key: random_key()?, known: RwLock::default() };
-        Ok(Self { shared: Arc::new(Shared { metrics, admission }) })
+        let rates = Arc::default();
+        Ok(Self { shared: Arc::new(Shared { metrics, rates, admission }) })
+    }
+
+    /// What tenants may do in a second.
+    #[must_use]
+    pub fn rates(&self) -> &Arc<RateTable> {
+        &self.shared.rates
     }
 
     /// Whether it asks for tokens.
@@ -145,8 +167,11 @@ impl Gate {
         for line in tokens::read(text)? {
             let hash = line.token.hash(key);
             let same = known.get(&hash).filter(|bearer| line.is_of(bearer));
-            let bearer =
-                same.map_or_else(|| Arc::new(Bearer::new(line.tenant, line.operator)), Arc::clone);
+            let made = || {
+                let rates = self.shared.rates.of(line.tenant);
+                Arc::new(Bearer::new(line.tenant, line.operator, rates))
+            };
+            let bearer = same.map_or_else(made, Arc::clone);
             if next.insert(hash, bearer).is_some() {
                 return Err(tokens::problem(line.number, "its token is that of a line before"));
             }

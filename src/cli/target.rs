@@ -11,10 +11,10 @@ use crate::client::{
 /// The server.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Server {
-    /// Address of the server
+    /// Address of the server; of several with commas between them, the first that answers
     #[arg(
         long,
-        value_name = "[https://]HOST:PORT",
+        value_name = "[https://]HOST:PORT[,..]",
         env = "KVSTRATA_ENDPOINT",
         default_value = "127.0.0.1:9400"
     )]

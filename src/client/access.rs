@@ -90,24 +90,6 @@ impl Access {
     }
 }
 
-/// `host:port` of an endpoint, and whether it asks for TLS.
-///
-/// # Errors
-/// `Invalid` if it asks for none although the options are about it.
-pub(super) fn address_of<'a>(
-    endpoint: &'a str,
-    options: &ClientOptions,
-) -> Result<(&'a str, bool)> {
-    match endpoint.split_once("://") {
-        Some(("https", address)) => Ok((address.trim_end_matches('/'), true)),
-        Some((scheme, _)) if options.tls.is_some() => Err(Error::invalid(format!(
-            "endpoint: {scheme}:// given together with options of TLS, https:// required"
-        ))),
-        Some((_, address)) => Ok((address.trim_end_matches('/'), false)),
-        None => Ok((endpoint, options.tls.is_some())),
-    }
-}
-
 /// The error of a dialer, where that is what kept a channel from being connected.
 pub(super) fn dialled(error: &tonic::transport::Error) -> Option<(ErrorKind, String)> {
     let mut source = std::error::Error::source(error);

@@ -135,7 +135,26 @@ impl Handle {
         let asked_at = Instant::now();
         let mut wire = self.client.wire();
         let reply = self.client.call(DOING, wire.lookup(self.client.request(request))).await?;
-        answer(reply, hashes.len(), options.lease, asked_at)
+        let found = answer(reply, hashes.len(), options.lease, asked_at)?;
+        self.remember(hashes, &found).await;
+        Ok(found)
+    }
+
+    /// Remembers what is to be read from other members.
+    async fn remember(&self, hashes: &HashList, found: &Lookup) {
+        let runs = || found.runs.iter().chain(&found.sparse);
+        let is_elsewhere = runs().any(|run| run.locality == Locality::Remote);
+        let is_news = || found.members_epoch > self.client.server().members().epoch;
+        if is_elsewhere
+            && is_news()
+            && let Err(error) = self.open_again().await
+        {
+            tracing::debug!(%error, "the members were not told anew");
+        }
+        let server = self.client.server();
+        let members = server.members();
+        let name = |holder| Some(members.member(holder)?.name.as_str().into());
+        self.placements.note(hashes, runs(), name);
     }
 }
 

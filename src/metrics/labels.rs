@@ -245,6 +245,8 @@ label_values! {
     Reloaded {
         /// The tokens of clients.
         Tokens = "tokens",
+        /// What tenants may have and do.
+        Tenants = "tenants",
         /// Certificate, key and the CA of clients.
         Tls = "tls",
     }
@@ -289,6 +291,18 @@ label_values! {
         Option = "option",
         /// It is the second one of two that belong together, and the first one is not here.
         Torn = "torn",
+        /// The tenant has used up what it may do in a second.
+        Rate = "rate",
+    }
+}
+
+label_values! {
+    /// What a tenant may do in a second.
+    RateLabel {
+        /// Requests.
+        Requests = "requests",
+        /// Bytes of puts and gets.
+        Bytes = "bytes",
     }
 }
 

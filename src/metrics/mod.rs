@@ -11,6 +11,7 @@ mod publish;
 mod resp;
 mod schemes;
 mod store;
+mod tenants;
 mod trust;
 
 use std::time::Duration;
@@ -19,9 +20,9 @@ pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use fanout::FanoutMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, FilterOf, Judge, LeaseEnd, Missed, Op, Outcome, PeerAnswer, PutLabel, ReloadOutcome,
-    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
-    TierStateLabel, UnindexedLabel, Unproven,
+    Answer, Door, EventBatch, FilterOf, Judge, LeaseEnd, Missed, Op, Outcome, PeerAnswer, PutLabel,
+    RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent,
+    RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -32,6 +33,7 @@ pub use publish::{Part, PublishMetrics, Shown};
 pub use resp::RespMetrics;
 pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
+pub use tenants::TenantMetrics;
 pub use trust::TrustMetrics;
 
 /// Upper bounds for whole calls, in seconds. A lookup should stay in the second line; a get of tens
@@ -124,6 +126,8 @@ pub struct ServerMetrics {
     pub request_panics: Counter,
     /// Who was not let in.
     pub trust: TrustMetrics,
+    /// What tenants have.
+    pub tenants: TenantMetrics,
     /// The RESP listener.
     pub resp: RespMetrics,
     /// The events of engines.
@@ -174,6 +178,7 @@ impl ServerMetrics {
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
+            tenants: TenantMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
             publish: PublishMetrics::register(registry),
@@ -342,6 +347,18 @@ impl ServerMetrics {
     /// Records received payload.
     pub fn record_put_bytes(&self, bytes: u64) {
         self.put_bytes.inc_by(bytes);
+    }
+
+    /// Offered blocks of which this became, since the start.
+    #[must_use]
+    pub fn put_blocks(&self, outcome: PutLabel) -> u64 {
+        self.put_blocks.get_or_create(&ByOutcome { outcome }).get()
+    }
+
+    /// Blocks that gets did not deliver for this reason, since the start.
+    #[must_use]
+    pub fn missed(&self, reason: Missed) -> u64 {
+        self.get_missed_blocks.get_or_create(&ByMissed { reason }).get()
     }
 
     /// Records ended leases.

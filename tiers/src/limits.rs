@@ -45,6 +45,11 @@ pub const LONG_CHAIN_TOKENS: u64 = 65_536;
 pub const LONG_CHAINS_MAX: usize = 4096;
 /// How long a client should wait when everything evictable is pinned.
 pub const RETRY_AFTER_PINNED: Duration = Duration::from_millis(50);
+/// Tenants that have had a quota since the start: whoever makes room asks each of them once for each shard,
+/// some tens of nanoseconds each time.
+pub const LANES_MAX: usize = 256;
+/// How long a client should wait that has used up its tenant's quota: by then it may have removed something.
+pub const RETRY_AFTER_QUOTA: Duration = Duration::from_secs(1);
 /// Events a shard keeps for a slow reader before it asks for a resync.
 pub const SHARD_EVENTS_MAX: usize = 4096;
 /// Blocks that wait for demotion: 3 MiB of keys, and a context of 1 M tokens at 16 to a block. What

@@ -34,6 +34,7 @@ mod mood;
 mod piece;
 mod promotions;
 mod put;
+mod quotas;
 mod remove;
 mod room;
 mod settled;
@@ -78,7 +79,7 @@ use crate::{
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
     seldom::Seldom,
-    store::{BlockStore, StoreUsage},
+    store::{Ailment, BlockStore, StoreUsage},
     tier::Tier,
 };
 
@@ -142,7 +143,7 @@ impl Stack {
         if index_blocks_max == 0 {
             return Err(Error::invalid("index_blocks_max: 0 given, at least 1 required"));
         }
-        let pool = Pool::new(config.dram_bytes)?;
+        let pool = Pool::new(config.dram_bytes, Arc::clone(namespaces.accounts()))?;
         let allowance = pool.capacity_bytes() / CONTEXT_SHARE_DIVISOR;
         let shared = Shared {
             map: Arc::new(Map::new(config.seed)),
@@ -430,6 +431,13 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
+    }
+
+    /// What is wrong with the colder tiers now.
+    #[must_use]
+    pub fn ailments(&self) -> Vec<(Tier, Ailment)> {
+        let ailment = |store: &Arc<dyn BlockStore>| Some((store.tier(), store.ailment()?));
+        self.shared.cold.iter().filter_map(ailment).collect()
     }
 
     /// The tiers that have a block, hot to cold, for tests.

@@ -22,6 +22,9 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- else }}
 {{- $_ := set $config "auth" (dict "allow_anonymous" true) }}
 {{- end }}
+{{- if .Values.auth.tenants }}
+{{- $_ := set $config.auth "tenants_file" "/etc/kvstrata/tenants.toml" }}
+{{- end }}
 {{- if include "kvstrata.tlsSecret" . }}
 {{- $tls := dict "cert_file" "/etc/kvstrata/tls/tls.crt" "key_file" "/etc/kvstrata/tls/tls.key" }}
 {{- if .Values.tls.clientCertificates }}
@@ -74,4 +77,16 @@ staging, reserve, schemes, and what the colder tiers keep in memory.
 
 {{- define "kvstrata.objectUrl" -}}
 {{ dig "object" "url" "none" .Values.config }}
+{{- end -}}
+
+{{- /*
+What tenants may have and do. Numbers are whole ones, see above.
+*/ -}}
+{{- define "kvstrata.tenants" -}}
+{{- range $tenant, $bounds := .Values.auth.tenants }}
+[{{ toJson $tenant }}]
+{{- range $key, $value := $bounds }}
+{{ $key }} = {{ toJson $value }}
+{{- end }}
+{{ end }}
 {{- end -}}

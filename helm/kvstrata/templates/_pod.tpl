@@ -149,6 +149,9 @@ capabilities:
           name: {{ include "kvstrata.fullname" . }}
           items:
             - { key: config.toml, path: config.toml }
+            {{- if .Values.auth.tenants }}
+            - { key: tenants.toml, path: tenants.toml }
+            {{- end }}
       - secret:
           name: {{ include "kvstrata.secretName" . }}
           items:

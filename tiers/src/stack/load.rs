@@ -271,7 +271,7 @@ impl Shared {
         (promotions, deadline): Limits<'_>,
     ) -> Fetch {
         let slot = slot_bytes(copy.len, namespace.layout().is_opaque());
-        let room = self.room_to_load(slot, copy.len, promotions);
+        let room = self.room_to_load(namespace, (slot, copy.len), promotions);
         let Some((writer, may_stay)) = room else { return Fetch::Busy };
         let read = self.load_from(store, namespace, at, copy.location, (writer, deadline));
         let payload = match read.await {
@@ -362,7 +362,7 @@ impl Shared {
             }
             // Not in the order: its age does not count in the extent yet.
             entry.age = 0;
-            shard.enter_order(id, slot, at.code);
+            shard.enter_order(id, (slot, block.namespace.account().lane()), at.code);
             shard.touch(id, age);
             shard.push(stored(at.key, Tier::Dram));
             self.count_resident(&block.payload);
