@@ -55,6 +55,7 @@ struct Addresses {
     grpc: String,
     http: String,
     bulk: Option<String>,
+    admin: Option<String>,
 }
 
 impl Builder {
@@ -156,6 +157,11 @@ impl Server {
     /// `host:port` of the bulk port.
     pub(crate) fn bulk(&self) -> &str {
         self.addresses.bulk.as_deref().unwrap()
+    }
+
+    /// `host:port` of the admin listener.
+    pub(crate) fn admin(&self) -> &str {
+        self.addresses.admin.as_deref().unwrap()
     }
 
     /// A connection of its own.

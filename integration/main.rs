@@ -8,12 +8,14 @@
 )]
 
 mod abandon;
+mod admin;
 mod advice;
 mod bad_input;
 mod bulk;
 mod bulk_peers;
 mod cli;
 mod client;
+mod cluster_drain;
 mod config;
 mod console;
 mod crash;

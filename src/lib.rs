@@ -19,6 +19,7 @@ mod console;
 #[cfg(test)]
 mod corpus_tests;
 pub mod costs;
+pub mod drain;
 mod events;
 mod flow;
 pub mod http;

@@ -13,9 +13,10 @@ use crate::{
     advice::Advice,
     auth::{Bearer, RateTable},
     changes::Changes,
-    cluster::{feed::Feed, peers::Peers},
+    cluster::{feed::Feed, membership::Membership, peers::Peers},
     console::Console,
     costs::{Costs, Locality, Via},
+    drain::Drain,
     events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
@@ -43,6 +44,8 @@ pub struct Node {
     pub peers: Peers,
     /// What these are told of the blocks here.
     pub feed: Feed,
+    /// How that is known, and what the others are told.
+    pub membership: Membership,
     /// The store.
     pub stack: Stack,
     /// What changes in it, for those who tell others.
@@ -69,6 +72,8 @@ pub struct Node {
     pub(crate) console: Console,
     /// The server's metrics.
     pub metrics: ServerMetrics,
+    /// How it leaves.
+    pub drain: Drain,
     /// Background work.
     pub tasks: Tasks,
     /// Bounds the prefetches that run at a time.

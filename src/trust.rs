@@ -90,6 +90,11 @@ impl Trust {
         Entry::new(door, self.tls.clone(), self.metrics.clone(), plain_answer)
     }
 
+    /// How connections begin that stay on this host, which no certificate is for.
+    pub(crate) fn plain_entry(&self, door: Door) -> Entry {
+        Entry::new(door, None, self.metrics.clone(), Vec::new())
+    }
+
     /// Reads files again when they change, for as long as the tasks run.
     pub(crate) fn follow(&mut self, tasks: &Tasks) {
         let watched = std::mem::take(&mut self.watched);

@@ -25,6 +25,7 @@
 //! hashes, and slicing one buffer is free.
 
 mod access;
+mod admin;
 mod assemble;
 mod breaker;
 mod bulk;
@@ -55,6 +56,7 @@ pub use crate::{
     members::{BulkPort, Member, Members},
     tls::TlsOptions,
 };
+pub use admin::{DrainState, Drained, NodeStatus, Operator};
 pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason, PiecePlace};
 pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX, Path};
 pub use get::GetOptions;

@@ -173,6 +173,10 @@ label_values! {
         PeerFilter = "peer_filter",
         /// Which blocks there are, asked as Dynamo does.
         CheckBlocks = "check_blocks",
+        /// An operator has the node leave.
+        AdminDrain = "admin_drain",
+        /// An operator asks how it is.
+        AdminStatus = "admin_status",
     }
 }
 
@@ -227,6 +231,8 @@ label_values! {
         Http = "http",
         /// The RESP listener.
         Resp = "resp",
+        /// The admin listener.
+        Admin = "admin",
     }
 }
 
@@ -345,6 +351,32 @@ label_values! {
 }
 
 label_values! {
+    /// What became of a datagram of gossip.
+    DatagramOutcome {
+        /// It was of a member and new.
+        Taken = "taken",
+        /// It was of a member that did not know this process, which was told.
+        Answered = "answered",
+        /// A member told that it is another process now.
+        Learned = "learned",
+        /// Longer than any of ours.
+        TooLong = "too_long",
+        /// Not in our form.
+        Malformed = "malformed",
+        /// Of a cluster with another name.
+        Foreign = "foreign",
+        /// Its seal is not of our key.
+        Forged = "forged",
+        /// It came before.
+        Replayed = "replayed",
+        /// This node had sent it itself.
+        Own = "own",
+        /// A member's, and no message of gossip: of another version.
+        Unread = "unread",
+    }
+}
+
+label_values! {
     /// What a router is told.
     RouterEvent {
         /// Blocks can be read from a tier.
@@ -371,5 +403,17 @@ label_values! {
         Node = "node",
         /// A router or an engine, by a report.
         Report = "report",
+    }
+}
+
+label_values! {
+    /// What became of a block that was offered to another member.
+    HandoverOutcome {
+        /// The member has it now.
+        Taken = "taken",
+        /// It had it before.
+        Present = "present",
+        /// It did not take it.
+        Refused = "refused",
     }
 }

@@ -3,9 +3,11 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod cluster;
 mod costs;
 mod events;
 mod fanout;
+mod handover;
 mod labels;
 mod publish;
 mod resp;
@@ -16,13 +18,15 @@ mod trust;
 
 use std::time::Duration;
 
+pub use cluster::ClusterMetrics;
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
 pub use fanout::FanoutMetrics;
+pub use handover::HandoverMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, FilterOf, Judge, LeaseEnd, Missed, Op, Outcome, PeerAnswer, PutLabel,
-    RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent,
-    RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
+    Answer, DatagramOutcome, Door, EventBatch, FilterOf, HandoverOutcome, Judge, LeaseEnd, Missed,
+    Op, Outcome, PeerAnswer, PutLabel, RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop,
+    ResyncReason, RouterEvent, RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -128,6 +132,8 @@ pub struct ServerMetrics {
     pub trust: TrustMetrics,
     /// What tenants have.
     pub tenants: TenantMetrics,
+    /// Gossip and members.
+    pub cluster: ClusterMetrics,
     /// The RESP listener.
     pub resp: RespMetrics,
     /// The events of engines.
@@ -140,6 +146,8 @@ pub struct ServerMetrics {
     pub schemes: SchemeMetrics,
     /// Lookups that ask other members.
     pub fanout: FanoutMetrics,
+    /// What goes to other members.
+    pub handover: HandoverMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -179,12 +187,14 @@ impl ServerMetrics {
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
             tenants: TenantMetrics::register(registry),
+            cluster: ClusterMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
             publish: PublishMetrics::register(registry),
             costs: CostMetrics::register(registry),
             schemes: SchemeMetrics::register(registry),
             fanout: FanoutMetrics::register(registry),
+            handover: HandoverMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);

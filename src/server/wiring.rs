@@ -3,23 +3,33 @@
 use std::sync::Arc;
 
 use kvstrata_tiers::{
-    namespace::NamespaceTable, nvme::NvmeStore, object::ObjectStore, stack::Stack,
+    namespace::{NamespaceTable, Secret},
+    nvme::NvmeStore,
+    object::ObjectStore,
+    stack::Stack,
     store::BlockStore,
 };
 use prometheus_client::registry::Registry;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{net::UdpSocket, sync::Semaphore, time::Instant};
 
 use super::ServeError;
 use crate::{
-    addresses::{host_name, node_name},
+    addresses::{gossip_advertised, host_name, node_name},
     advice::Advice,
     auth::RateTable,
     budget::Budget,
     changes::Changes,
-    cluster::{feed::Feed, peers::Peers},
-    config::Config,
+    client::{ClientOptions, TlsOptions},
+    cluster::{
+        feed::Feed,
+        keys::ClusterKeys,
+        membership::{Gossip, Membership},
+        peers::Peers,
+    },
+    config::{Address, Config, Maybe, PathText, Tls},
     console::Console,
     costs::{Costs, Place},
+    drain::Drain,
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
@@ -48,6 +58,7 @@ pub(super) fn node(
         roster,
         peers: Peers::new(budget.filters_of_members(), metrics.fanout.clone()),
         feed: Feed::new(budget.index_blocks_max()),
+        membership: Membership::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), place(config), metrics.costs.clone()),
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
@@ -59,6 +70,7 @@ pub(super) fn node(
         told: Subscriptions::new(&config.events),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
+        drain: Drain::default(),
         console: Console::new(metrics),
         tasks: Tasks::new(),
         prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
@@ -66,6 +78,27 @@ pub(super) fn node(
         started: Instant::now(),
         metrics: metrics.clone(),
     })
+}
+
+/// The socket of gossip, if there is to be any, with the keys that the nodes of a cluster know one another by.
+pub(super) async fn gossip(
+    config: &Config,
+    name: &str,
+    secret: &Secret,
+) -> Result<Option<Gossip>, ServeError> {
+    let Some(&Address(address)) = config.cluster.listen.given() else { return Ok(None) };
+    let failed = |source| ServeError::Listen { key: "cluster.listen", address, source };
+    let socket = UdpSocket::bind(address).await.map_err(failed)?;
+    let at = socket.local_addr().map_err(failed)?;
+    let cluster = config.cluster.name.clone();
+    Ok(Some(Gossip {
+        socket,
+        at,
+        advertise: gossip_advertised(config, name, at),
+        keys: ClusterKeys::derive(secret, &cluster),
+        cluster,
+        seeds: config.cluster.seeds.given().map_or_else(Vec::new, |seeds| seeds.0.clone()),
+    }))
 }
 
 /// The colder tiers, hot to cold.
@@ -96,6 +129,20 @@ pub(super) fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, Serve
     let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
     let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
     Ok(shown.transpose()?)
+}
+
+/// How this node reaches other members.
+pub(super) fn access(config: &Config, gossip: Option<&Gossip>) -> ClientOptions {
+    let token = gossip.map(|gossip| gossip.keys.token.clone());
+    let path = |file: &Maybe<PathText>| file.given().map(|file| file.0.clone());
+    let Tls { cert_file, key_file, client_ca_file } = &config.tls;
+    // Members speak TLS as this node does; where clients show certificates, a node shows its own.
+    let tls = path(cert_file).map(|cert| {
+        let ca_file = path(client_ca_file);
+        let client = ca_file.as_ref().and_then(|_| Some((cert, path(key_file)?)));
+        TlsOptions { ca_file, client, server_name: None }
+    });
+    ClientOptions { name: node_name(config), token, tls, ..ClientOptions::default() }
 }
 
 /// Where this node is, for those who are told what loading from it costs.

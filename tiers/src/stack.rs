@@ -28,10 +28,12 @@ mod clean;
 mod context;
 mod cost;
 mod demote;
+mod hottest;
 mod load;
 mod lookup;
 mod mood;
 mod piece;
+mod popular;
 mod promotions;
 mod put;
 mod quotas;
@@ -54,12 +56,13 @@ use tokio::time::Instant;
 pub(crate) use self::context::ContextId;
 use self::{
     above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight,
-    room::Cadence, settled::Settled,
+    popular::Popular, room::Cadence, settled::Settled,
 };
 pub use self::{
     block::{Block, PartBytes},
     claim::{Claim, Offer},
     cost::{DevicePace, DeviceState},
+    hottest::HotChain,
     load::Fetch,
     lookup::{Answer, Ask, Pin},
     piece::{Filled, Piece, PutOutcome, Span},
@@ -114,6 +117,7 @@ pub(crate) struct Shared {
     demotions: SingleFlight,
     settled: Settled,
     early: Early,
+    popular: Popular,
     metrics: TierMetrics,
     failed_reads: Seldom,
     index_blocks_max: usize,
@@ -158,6 +162,7 @@ impl Stack {
             demotions: SingleFlight::default(),
             settled: Settled::default(),
             early: Early::default(),
+            popular: Popular::default(),
             metrics,
             failed_reads: Seldom::default(),
             index_blocks_max,

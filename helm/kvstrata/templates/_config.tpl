@@ -11,6 +11,10 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- end }}
 {{- $_ := set $config "nvme" (merge (dig "nvme" dict $config) $nvme) }}
 {{- end }}
+{{- if not (include "kvstrata.isCluster" .) }}
+{{- $_ := set $config "cluster" (pick $config.cluster "name") }}
+{{- end }}
+{{- $_ := set $config.server "admin_listen" (printf "unix:%s/admin.sock" (include "kvstrata.adminDirectory" .)) }}
 {{- if include "kvstrata.isAgent" . }}
 {{- $_ := set $config.server "bulk_unix" (include "kvstrata.socket" .) }}
 {{- if not (hasKey $config.server "shared_memory") }}

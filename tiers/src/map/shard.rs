@@ -394,6 +394,13 @@ impl Shard {
         entries.flat_map(|entry| entry.tiers().map(|tier| (entry.key, tier))).collect()
     }
 
+    /// Visits the readable blocks in dram: key, bytes, last use.
+    pub(crate) fn in_dram(&self, visit: &mut dyn FnMut(BlockKey, u32, u64)) {
+        for entry in self.slab.iter().flatten().filter(|entry| entry.payload.is_some()) {
+            visit(entry.key, entry.len, entry.age);
+        }
+    }
+
     /// Visits the blocks that a colder tier has: namespace, place, bytes, last use.
     pub(crate) fn survey(&self, tier: Tier, visit: &mut dyn FnMut(u32, Location, u32, u64)) {
         for entry in self.slab.iter().flatten() {

@@ -142,6 +142,15 @@ impl Secret {
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
+
+    /// Another key that only those with the secret can make: BLAKE3's key derivation for `context`, which
+    /// says what it is for, over the secret and `of`, which says whose it is.
+    #[must_use]
+    pub fn derive(&self, context: &str, of: &[u8]) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key(context);
+        hasher.update(&self.0).update(of);
+        *hasher.finalize().as_bytes()
+    }
 }
 
 impl fmt::Debug for Secret {

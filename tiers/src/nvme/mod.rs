@@ -87,7 +87,9 @@ use crate::{
     limits::MIB,
     map::Location,
     namespace::{NamespaceId, NamespaceTable},
-    store::{Above, Ailment, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    store::{
+        Above, Ailment, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted,
+    },
     tier::Tier,
 };
 

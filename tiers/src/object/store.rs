@@ -24,7 +24,9 @@ use crate::{
     key::IndexKey,
     map::Location,
     namespace::NamespaceId,
-    store::{Above, Ailment, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    store::{
+        Above, Ailment, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted,
+    },
     tier::Tier,
 };
 

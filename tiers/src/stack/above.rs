@@ -219,7 +219,7 @@ impl Above for Shared {
                     || self.is_being_copied(shard, at, from);
                 let uncopied = (is_here && entry.cold(to).is_none()).then(|| Uncopied {
                     age: entry.age,
-                    reused: entry.read,
+                    reused: entry.was_read(),
                     in_long_chain: self.contexts.is_long(entry.context),
                 })?;
                 Some((uncopied, u64::from(entry.len)))
