@@ -34,7 +34,7 @@ use crate::{
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{PREFETCH_LOADS_MAX, PREFETCHES_MAX, PUT_IDLE_MAX, PUTS_PER_SESSION_MAX},
-    members::Members,
+    members::{Member, Roster},
     metrics::ServerMetrics,
     node::{Leases, Sessions},
     openers::Openers,
@@ -62,7 +62,7 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     let leases = Leases::new(limits, metrics.clone(), move |pins| giver.unpin(pins));
     Node {
         name: "test".to_owned(),
-        members: Members::default(),
+        roster: Roster::alone(Member::default()),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), Place::default(), metrics.costs.clone()),
         schemes: Schemes::new(1 << 20, metrics.schemes.clone()),
