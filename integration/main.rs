@@ -8,13 +8,16 @@
 )]
 
 mod abandon;
+mod admin;
 mod advice;
 mod bad_input;
 mod bulk;
 mod bulk_peers;
 mod cli;
 mod client;
+mod cluster_drain;
 mod config;
+mod console;
 mod crash;
 mod doctor;
 mod drain;
@@ -26,6 +29,7 @@ mod holders;
 mod identity;
 mod memory;
 mod metrics;
+mod netns;
 mod nvme;
 mod object;
 mod plan;

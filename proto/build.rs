@@ -10,6 +10,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "kvstrata/v1/blocks.proto",
         "kvstrata/router/v1/router.proto",
         "kvstrata/peer/v1/peer.proto",
+        "kvstrata/admin/v1/admin.proto",
     ];
     let descriptors = protox::compile(files, ["proto"])?;
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);

@@ -1,14 +1,15 @@
 //! Where a node listens, and what it tells others of it.
 
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr, path::Path};
 
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
 use crate::{
+    api::admin,
     bulk,
-    config::{Auto, Config, PathText},
+    config::{AdminAddress, Auto, Config, PathText},
     id,
     members::{BulkPort, Member, this_machine},
     metrics::Door,
@@ -28,6 +29,10 @@ pub struct Addresses {
     pub bulk: Option<SocketAddr>,
     /// The RESP listener, if there is one.
     pub resp: Option<SocketAddr>,
+    /// The admin listener, if it listens on TCP.
+    pub admin: Option<SocketAddr>,
+    /// Gossip, over UDP, if there is any.
+    pub gossip: Option<SocketAddr>,
 }
 
 /// Listens on TCP.
@@ -74,8 +79,9 @@ pub(crate) async fn listen_bulk(
     let instance = Bytes::copy_from_slice(&instance);
     let mut port = BulkPort { tcp: String::new(), unix: String::new(), instance };
     if let Some(PathText(path)) = config.server.bulk_unix.given() {
-        let failed = |source| ServeError::ListenUnix { path: path.display().to_string(), source };
-        listeners.push(bulk::listen_unix(path).await.map_err(failed)?);
+        let failed = |source| unix_failed("server.bulk_unix", path, source);
+        let (listener, file) = bulk::listen_unix(path).await.map_err(failed)?;
+        listeners.push(bulk::Listener::Unix(listener, file));
         port.unix = path.display().to_string();
     }
     if let Some(at) = bound {
@@ -97,6 +103,31 @@ pub(crate) async fn listen_resp(
     Ok(Some((resp::Listener { tcp, entry }, at)))
 }
 
+/// Listens for operators, if that is asked for; returns its address on TCP.
+pub(crate) async fn listen_admin(
+    config: &Config,
+    trust: &Trust,
+) -> Result<Option<(admin::Listener, Option<SocketAddr>)>, ServeError> {
+    const KEY: &str = "server.admin_listen";
+    match config.server.admin_address() {
+        None => Ok(None),
+        Some(AdminAddress::Tcp(address)) => {
+            let (tcp, at) = listen(KEY, address).await?;
+            Ok(Some((admin::Listener::Tcp(tcp, trust.plain_entry(Door::Admin)), Some(at))))
+        }
+        Some(AdminAddress::Unix(path)) => {
+            let failed = |source| unix_failed(KEY, &path, source);
+            let (unix, file) = bulk::listen_unix(&path).await.map_err(failed)?;
+            admin::keep_private(&file).map_err(failed)?;
+            Ok(Some((admin::Listener::Unix(unix, file), None)))
+        }
+    }
+}
+
+fn unix_failed(key: &'static str, path: &Path, source: io::Error) -> ServeError {
+    ServeError::ListenUnix { key, path: path.display().to_string(), source }
+}
+
 /// The host that clients reach this node at, and its `host:port` of gRPC.
 fn advertised(config: &Config, name: &str, listening: SocketAddr) -> (String, String) {
     let endpoint = match &config.node.advertise {
@@ -106,6 +137,18 @@ fn advertised(config: &Config, name: &str, listening: SocketAddr) -> (String, St
     };
     let host = endpoint.rsplit_once(':').map_or(endpoint.as_str(), |(host, _port)| host);
     (host.to_owned(), endpoint)
+}
+
+/// The `host:port` that other nodes reach this one's gossip at.
+pub(crate) fn gossip_advertised(config: &Config, name: &str, listening: SocketAddr) -> String {
+    match &config.cluster.advertise {
+        Auto::Given(endpoint) => endpoint.clone(),
+        Auto::Auto if listening.ip().is_unspecified() => {
+            let (host, _) = advertised(config, name, listening);
+            format!("{host}:{}", listening.port())
+        }
+        Auto::Auto => listening.to_string(),
+    }
 }
 
 /// What others are told of this node.

@@ -11,9 +11,12 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     advice::Advice,
-    auth::Bearer,
+    auth::{Bearer, RateTable},
     changes::Changes,
+    cluster::membership::Membership,
+    console::Console,
     costs::{Costs, Locality, Via},
+    drain::Drain,
     events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
@@ -37,6 +40,8 @@ pub struct Node {
     pub name: String,
     /// The members of the cluster, as they change.
     pub roster: Roster,
+    /// How that is known, and what the others are told.
+    pub membership: Membership,
     /// The store.
     pub stack: Stack,
     /// What changes in it, for those who tell others.
@@ -47,6 +52,8 @@ pub struct Node {
     pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
+    /// What tenants may do in a second, and have done.
+    pub rates: Arc<RateTable>,
     /// Who opened them.
     pub openers: Openers,
     /// What is kept for routers.
@@ -57,8 +64,12 @@ pub struct Node {
     pub leases: Leases,
     /// The sessions.
     pub sessions: Sessions,
+    /// What is kept for the console.
+    pub(crate) console: Console,
     /// The server's metrics.
     pub metrics: ServerMetrics,
+    /// How it leaves.
+    pub drain: Drain,
     /// Background work.
     pub tasks: Tasks,
     /// Bounds the prefetches that run at a time.

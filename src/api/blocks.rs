@@ -20,6 +20,7 @@ use tracing::{info, warn};
 use super::{Calls, Node, Observed, bearer_of, convert, get, put, stats};
 use crate::{
     auth::Bearer,
+    cluster::home,
     flow::{self, Prefetched},
     id::{LeaseId, SessionId},
     lease::Reservation,
@@ -202,6 +203,7 @@ impl Node {
                 warn!(namespace = id, instance, host, warning, "namespace needs attention");
             }
         }
+        let home = self.home_of(&instance, &host, &zone);
         let at = Instant::now();
         let opener = Opener { instance, host, zone, client_version, at };
         self.openers.note(namespace.index(), opener);
@@ -210,9 +212,24 @@ impl Node {
             block_bytes: namespace.layout().block_bytes(),
             limits: Some(convert::limits(self.leases.limits())),
             members: Some(convert::members(&self.roster.now())),
-            home: None,
+            home,
             warnings: opened.warnings,
         })
+    }
+
+    /// The home of an engine, if it says which one it is; it is counted if that is here.
+    fn home_of(&self, instance: &str, node: &str, zone: &str) -> Option<u32> {
+        if instance.is_empty() {
+            return None;
+        }
+        let mut members = self.roster.now().list.clone();
+        // It must not lose a home because it is counted there.
+        for own in members.iter_mut().filter(|member| member.index == Roster::OWN) {
+            own.engines = self.openers.engines_besides(instance);
+        }
+        let home = home::home(&home::Engine { instance, node, zone }, &members);
+        self.openers.note_engine(instance, home == Some(Roster::OWN));
+        home
     }
 
     fn lookup(

@@ -85,6 +85,9 @@ pub struct ClientOptions {
     /// How the server is made sure of. Default `None`: by the CAs that the system trusts where the
     /// endpoint begins with `https://`, and no TLS where it does not.
     pub tls: Option<TlsOptions>,
+    /// The tenant for whom a node asks another, with the token of their cluster. Default `None`: whose the token
+    /// is. Who is no node and names one is refused.
+    pub acting_for: Option<String>,
 }
 
 impl Default for ClientOptions {
@@ -101,6 +104,7 @@ impl Default for ClientOptions {
             transfer_deadline: Duration::from_secs(600),
             token: None,
             tls: None,
+            acting_for: None,
         }
     }
 }

@@ -25,6 +25,7 @@
 //! hashes, and slicing one buffer is free.
 
 mod access;
+mod admin;
 mod assemble;
 mod breaker;
 mod bulk;
@@ -54,6 +55,7 @@ pub use crate::{
     members::{BulkPort, Member, Members},
     tls::TlsOptions,
 };
+pub use admin::{DrainState, Drained, NodeStatus, Operator};
 pub use assemble::{FetchedBlock, GetSink, GetSummary, MissReason, PiecePlace};
 pub use connect::{Client, ClientOptions, MESSAGE_BYTES_MAX, Path};
 pub use get::GetOptions;
@@ -63,6 +65,9 @@ pub use lookup::{Lease, LeaseAsk, Locality, Lookup, LookupOptions, Run};
 pub use namespace::{Handle, Limits, NamespaceSpec};
 pub use put::{PutBatch, PutOutcome, PutReport};
 pub use session::{Session, SessionState};
-pub use stats::{LeaseTotals, NamespaceStats, Opener, SchemeStats, Stats, TierStats, TierTotals};
+pub use stats::{
+    LeaseTotals, NamespaceStats, Opener, SchemeStats, Stats, TenantStats, TenantTier, TierStats,
+    TierTotals,
+};
 pub use status::{RETRY_AFTER_KEY, error_of};
 pub use verbs::{Description, Prefetched};
