@@ -74,8 +74,6 @@ pub enum Command {
     Plan(plan::Args),
     /// Compare ways to route the requests of a trace.
     Simulate(simulate::Args),
-    /// Tell what lookups over many nodes find on a trace, and what they cost.
-    SimulateFleet(simulate::fleet::Args),
     /// Check an nvme tier's directory, offline.
     Verify(verify::Args),
     /// Give the packs of a node that is gone to the nodes that are left.
@@ -137,7 +135,6 @@ pub async fn run() -> ExitCode {
         Command::Replay(args) => Box::pin(replay::run(args)).await.map_err(Failure::from),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args).map_err(Failure::from),
-        Command::SimulateFleet(args) => simulate::fleet::run(&args).map_err(Failure::from),
         Command::Verify(args) => verify::run(args).await.map_err(Failure::from),
         Command::Adopt(args) => adopt::run(args).await,
         Command::GenTrace(args) => gen_trace::run(&args).map_err(Failure::from),

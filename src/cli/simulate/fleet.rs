@@ -1,4 +1,4 @@
-//! `kvstrata simulate-fleet`: what lookups over many nodes find on a trace, and what they cost.
+//! `kvstrata simulate fleet`: what lookups over many nodes find on a trace, and what they cost.
 //!
 //! Reads a trace, lets it come to a fleet of nodes that ask each other, once with all of them and once with one that
 //! is lost half way, and prints a table or JSON. Nothing is served; equal arguments give equal results.
@@ -26,9 +26,9 @@ use crate::{
 const EXAMPLES: &str = "\
 Examples:
   What do a hundred nodes ask each other on this traffic?
-    kvstrata simulate-fleet trace.jsonl.zst
+    kvstrata simulate fleet trace.jsonl.zst
   Of ten nodes with one engine each, between which sessions move at every request:
-    kvstrata simulate-fleet trace.jsonl.zst --nodes 10 --engines 10 --moves 1
+    kvstrata simulate fleet trace.jsonl.zst --nodes 10 --engines 10 --moves 1
 
 docs/simulate.md says what is simulated.";
 
