@@ -152,9 +152,8 @@ async fn a_prefix_is_found_wherever_it_was_put_and_merged_from_several_nodes() {
     // Of what a node asks another, that one counts nothing as asked by engines.
     let asked = nodes.servers[0].metric("kvstrata_lookup_asked_blocks_total").await;
     assert_eq!(asked, 0.0);
-    nodes.wires.clear();
-    for server in nodes.servers {
-        server.stop(&[]).await;
+    for server in &nodes.servers {
+        server.assert_quiet(&[]);
     }
 }
 

@@ -40,7 +40,7 @@ fn a_lost_node_is_silent_until_that_is_noticed_and_its_engines_move() {
     let lost = Setup { lost_at_ms: Some(50_000), ..setup(4, 16) };
     let whole = simulate(&repeated(100), &setup(4, 16), &|_| {}).unwrap();
     let outcome = simulate(&repeated(100), &lost, &|_| {}).unwrap();
-    assert!(outcome.engines_moved >= 3, "{}", outcome.engines_moved);
+    assert!((1..=5).contains(&outcome.engines_moved), "{}", outcome.engines_moved);
     // All nodes had the prompt by then, so nothing is lost that others do not have.
     assert_eq!(outcome.found_blocks, whole.found_blocks);
     assert_eq!(outcome, simulate(&repeated(100), &lost, &|_| {}).unwrap(), "equal seeds");
