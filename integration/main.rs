@@ -24,6 +24,7 @@ mod doctor;
 mod drain;
 mod events;
 mod fake;
+mod fanout;
 mod handoff;
 mod harness;
 mod holders;

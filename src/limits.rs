@@ -260,6 +260,36 @@ pub const ROUTER_WATCHERS_MAX: usize = 32;
 pub const ROUTER_UPDATE_BLOCKS: usize = 4096;
 /// Between two updates of what tiers cost, at least.
 pub const ROUTER_TIERS_INTERVAL: Duration = Duration::from_millis(100);
+/// Blocks that the filter of a node is made for at most: 320 MiB, and the index of a node of 1.6 TiB.
+pub const FILTER_KEYS_MAX: u32 = 1 << 28;
+/// And at least: 5 KiB, so that a node that fills does not make a new one for every block.
+pub const FILTER_KEYS_MIN: u32 = 4096;
+/// Bytes of a filter in one message.
+pub const FILTER_PIECE_BYTES: usize = MIB;
+/// Additions to its filter that a node keeps for those who ask: 1 MiB, a second at 130,000 blocks a second.
+pub const FILTER_ADDITIONS_KEPT: usize = 131_072;
+/// How often a member is asked what is new in its filter: what was put there is found from elsewhere this late at
+/// most, and a hundred nodes that ask each other take ten thousand small calls a second of all of them together.
+pub const FILTER_INTERVAL: Duration = Duration::from_secs(1);
+/// Bytes a second that filters of one member may take on average: a whole one makes for a longer pause.
+pub const FILTER_BYTES_PER_SECOND: u64 = 8 << 20;
+/// Longest time for a member to be reached, and for each piece of its filter to come.
+pub const PEER_DEADLINE: Duration = Duration::from_secs(2);
+/// A filter that is older says nothing of what its node lacks: a few questions have gone unanswered.
+pub const FILTER_AGE_MAX: Duration = Duration::from_secs(5);
+/// Between two attempts to reach a member, the first and the longest.
+pub const PEER_RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Longest time that a lookup waits for other members, all rounds together: what they answer takes one millisecond,
+/// and an engine whose scheduler waits has lost more than twenty of them are worth.
+pub const FANOUT_DEADLINE: Duration = Duration::from_millis(20);
+/// How often a lookup asks others: once for what follows its own blocks, and again where one leaves off.
+pub const FANOUT_ROUNDS_MAX: usize = 3;
+/// Members that are asked at a time.
+pub const FANOUT_ASKED_MAX: usize = 4;
+/// Blocks that a filter is asked for to find who has most: a tenth of a millisecond.
+pub const FANOUT_SURVEY_BLOCKS: usize = 4096;
+/// Hashes that a member is asked for behind what its filter has: of what was put in the last second.
+pub const FANOUT_BEYOND_BLOCKS: usize = 256;
 /// Endpoints that a client is given: any of a cluster will do, so there is no use in many.
 pub const CLIENT_ENDPOINTS_MAX: usize = 64;
 /// How often a client follows what a server says of its home: servers may have heard differently of one another

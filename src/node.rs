@@ -13,7 +13,7 @@ use crate::{
     advice::Advice,
     auth::{Bearer, RateTable},
     changes::Changes,
-    cluster::membership::Membership,
+    cluster::{feed::Feed, membership::Membership, peers::Peers},
     console::Console,
     costs::{Costs, Locality, Via},
     drain::Drain,
@@ -40,6 +40,10 @@ pub struct Node {
     pub name: String,
     /// The members of the cluster, as they change.
     pub roster: Roster,
+    /// The others, as lookups reach them.
+    pub peers: Peers,
+    /// What these are told of the blocks here.
+    pub feed: Feed,
     /// How that is known, and what the others are told.
     pub membership: Membership,
     /// The store.

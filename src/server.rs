@@ -36,7 +36,7 @@ use crate::{
     api::{self, Calls, Framed, Guarded, incoming},
     bulk::{self, Bulk},
     client::ClientOptions,
-    cluster::{membership::Gossip, second},
+    cluster::{self, membership::Gossip, second},
     config::{Config, Events, Problems},
     console,
     events::{
@@ -295,6 +295,7 @@ impl Server {
         self.starting = None;
         if let Some(gossip) = self.gossip.take() {
             self.node.membership.start(gossip, &self.node);
+            cluster::follow_others(&self.node, self.access.clone());
         }
         if let Some(listener) = self.admin.take() {
             api::admin::start(listener, &self.node, &self.calls, &self.trust.gate);
@@ -349,6 +350,10 @@ impl Server {
             .add_service(Guarded::new(reflection, gate.clone()))
             .add_service(Guarded::new(
                 Framed::new(Arc::clone(&self.node), self.calls.clone()),
+                gate.clone(),
+            ))
+            .add_service(Guarded::for_nodes(
+                api::peer::service(Arc::clone(&self.node), self.calls.clone()),
                 gate.clone(),
             ))
             .add_service(Guarded::new(
@@ -407,6 +412,7 @@ impl Server {
             gauges.show(&stack);
             node.metrics.tenants.show(node.namespaces.accounts(), &node.rates);
             costs.show();
+            node.peers.show(&node.feed);
         };
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
         let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());

@@ -4,12 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCache};
-use kvstrata_tiers::{
-    error::{Error, Result},
-    namespace::{Namespace, Wishes},
-    stack::{Ask, Chain},
-    tier::Run,
-};
+use kvstrata_tiers::{error::Result, namespace::Wishes, stack::Chain};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -23,23 +18,19 @@ use crate::{
     cluster::home,
     flow::{self, Prefetched},
     id::{LeaseId, SessionId},
-    lease::Reservation,
     limits::LOOKUP_HASHES_MAX,
     members::{Members, Roster},
     metrics::Op,
     openers::Opener,
     schemes,
-    session::{Event, SessionGuard, draining},
+    session::{Event, SessionGuard},
 };
-
-/// The least unit of memory that a block of a page or more is rounded to.
-const PAGE_BYTES: u64 = 4096;
 
 /// What a client is told that wishes for what the first one did not.
 const KEEPS_NO_TOKENS: &str = "keep_tokens: another client has opened the namespace without it since the \
     server started, so token ids are not kept, nor found by; set it for all clients, then restart the server";
 
-type Pins = Vec<kvstrata_tiers::stack::Pin>;
+pub(super) type Pins = Vec<kvstrata_tiers::stack::Pin>;
 
 /// The service; clones share the node.
 #[derive(Debug, Clone)]
@@ -86,9 +77,8 @@ impl BlockCache for BlockService {
         request: Request<wire::LookupRequest>,
     ) -> Result<Response<wire::LookupResponse>, Status> {
         let bearer = bearer_of(&request)?;
-        self.calls
-            .unary(Op::Lookup, async { self.node.lookup(&bearer, &request.into_inner()) })
-            .await
+        let work = self.node.lookup(&bearer, request.into_inner());
+        self.calls.unary(Op::Lookup, work).await
     }
 
     async fn put(
@@ -232,78 +222,6 @@ impl Node {
         home
     }
 
-    fn lookup(
-        &self,
-        bearer: &Bearer,
-        request: &wire::LookupRequest,
-    ) -> Result<wire::LookupResponse> {
-        let namespace = self.namespace(bearer, &request.namespace_id)?;
-        let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
-        let promise = self.promise(bearer, &namespace, request, hashes.len())?;
-        let pin_bytes_max = promise.as_ref().map(|promise| promise.reservation.bytes());
-        let ask = Ask { sparse: request.sparse, pin_bytes_max };
-        let answer = self.stack.lookup(&namespace, hashes, ask);
-        self.metrics.record_lookup(convert::answers(answer.counts));
-        let locality = match (request.reader_node.as_str(), request.reader_zone.as_str()) {
-            ("", "") => self
-                .openers
-                .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone)),
-            (node, zone) => self.costs.locality(node, zone),
-        };
-        let run = |run: Run| {
-            let wait = self.costs.estimate(run.tier, locality, run.bytes);
-            convert::run(&run, Roster::OWN, wait)
-        };
-        let lease = match promise {
-            Some(promise) if !answer.pins.is_empty() => {
-                Some(promise.keep(answer.pins, answer.pinned_bytes)?)
-            }
-            _ => None,
-        };
-        Ok(wire::LookupResponse {
-            asked: answer.asked,
-            prefix_blocks: answer.prefix_blocks,
-            runs: answer.runs.into_iter().map(run).collect(),
-            counts: Some(convert::counts(answer.counts)),
-            lease,
-            sparse: answer.sparse.into_iter().map(run).collect(),
-            members_epoch: self.roster.now().epoch,
-            partial: false,
-        })
-    }
-
-    /// Sets aside bytes for the lease that a lookup asks for.
-    fn promise(
-        &self,
-        bearer: &Bearer,
-        namespace: &Namespace,
-        request: &wire::LookupRequest,
-        blocks: usize,
-    ) -> Result<Option<Promise>> {
-        let Some(asked) = &request.lease else { return Ok(None) };
-        let session = self.session(bearer, SessionId::read("session_id", &request.session_id)?)?;
-        if self.sessions.is_draining() {
-            return Err(draining());
-        }
-        let ttl_ms = Duration::from_millis(u64::from(asked.ttl_ms));
-        let ttl = self.leases.ttl("lease.ttl_ms", ttl_ms)?;
-        let limit = self.leases.limits().session_bytes_max;
-        if asked.bytes_max > limit {
-            return Err(Error::invalid(format!(
-                "lease.bytes_max: {} given, 0 to {limit} allowed, 0 takes the limit",
-                asked.bytes_max
-            )));
-        }
-        // No more than the blocks asked can need, so that lookups at once do not starve each other.
-        // A quarter more than their payload covers what rounding to slots may add.
-        let longest = u64::from(namespace.layout().bytes_max());
-        let slot = longest + longest / 4 + PAGE_BYTES;
-        let needed = slot.saturating_mul(u64::try_from(blocks).unwrap_or(u64::MAX));
-        let bytes = if asked.bytes_max == 0 { limit } else { asked.bytes_max }.min(needed);
-        let reservation = self.leases.reserve(session.id(), bytes)?;
-        Ok(Some(Promise { reservation, ttl, session }))
-    }
-
     fn begin_session(
         self: &Arc<Self>,
         bearer: Arc<Bearer>,
@@ -393,23 +311,6 @@ impl Node {
         self.session(bearer, session)?;
         let granted = self.leases.renew(session, lease, self.leases.ttl("ttl_ms", ttl)?)?;
         Ok(wire::RenewResponse { lease: Some(convert::lease(&granted)) })
-    }
-}
-
-/// A lease that will be granted if the lookup pins anything.
-struct Promise {
-    reservation: Reservation<Pins>,
-    ttl: Duration,
-    session: Arc<crate::session::Session>,
-}
-
-impl Promise {
-    fn keep(self, pins: Pins, bytes: u64) -> Result<wire::Lease> {
-        let blocks = flow::count(pins.len());
-        let granted = self.reservation.grant(pins, blocks, bytes, self.ttl)?;
-        let leases = &self.session.counters().leases;
-        leases.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(convert::lease(&granted))
     }
 }
 

@@ -15,6 +15,8 @@ mod get;
 mod guarded;
 mod health;
 pub mod incoming;
+mod lookup;
+pub(crate) mod peer;
 mod put;
 pub(crate) mod router;
 mod stats;

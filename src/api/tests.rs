@@ -30,7 +30,7 @@ use crate::{
     advice::Advice,
     auth::Gate,
     changes::Changes,
-    cluster::membership::Membership,
+    cluster::{feed::Feed, membership::Membership, peers::Peers},
     console::Console,
     costs::{Costs, Place},
     drain::Drain,
@@ -66,6 +66,8 @@ pub(crate) fn node(cold: Vec<Arc<dyn BlockStore>>) -> Node {
     Node {
         name: "test".to_owned(),
         roster: Roster::alone(Member::default()),
+        peers: Peers::new(1 << 20, metrics.fanout.clone()),
+        feed: Feed::new(10_000),
         membership: Membership::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), Place::default(), metrics.costs.clone()),

@@ -195,7 +195,7 @@ impl Client {
     }
 }
 
-fn answer(
+pub(super) fn answer(
     reply: v1::LookupResponse,
     asked: usize,
     ask: Option<LeaseAsk<'_>>,

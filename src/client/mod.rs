@@ -40,6 +40,7 @@ mod lookup;
 mod members;
 mod namespace;
 mod pack;
+mod peer;
 mod placements;
 mod put;
 pub mod router;
@@ -63,6 +64,7 @@ pub use hashes::HashList;
 pub use home::HomeMoves;
 pub use lookup::{Lease, LeaseAsk, Locality, Lookup, LookupOptions, Run};
 pub use namespace::{Handle, Limits, NamespaceSpec};
+pub(crate) use peer::PeerLookup;
 pub use put::{PutBatch, PutOutcome, PutReport};
 pub use session::{Session, SessionState};
 pub use stats::{

@@ -100,7 +100,8 @@ impl Client {
     /// Safe: opening is idempotent.
     pub async fn open_with(&self, spec: NamespaceSpec, wishes: Wishes) -> Result<Handle> {
         let asked = declare(spec, wishes)?;
-        let reply = self.open_at_home(&asked).await?;
+        // Boxed: it may connect, and every caller would carry that.
+        let reply = Box::pin(self.open_at_home(&asked)).await?;
         let opened = Opened {
             id: id_of(&reply)?,
             asked,

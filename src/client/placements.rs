@@ -164,8 +164,9 @@ mod tests {
     #[test]
     fn what_is_remembered_is_bounded_whatever_a_server_says() {
         let placements = Placements::default();
+        let backwards = Run { end: 2, ..run(4..5, 2) };
         let far = Run { end: u32::MAX, ..run(3..4, 1) };
-        placements.note(&hashes(0..5), [far, run(4..2, 2)].iter(), name);
+        placements.note(&hashes(0..5), [far, backwards].iter(), name);
         assert_eq!(routes(&placements, 0..5), "3x- 2x1");
         let most = u32::try_from(PLACEMENTS_MAX).unwrap();
         let all = hashes(0..most + 10);

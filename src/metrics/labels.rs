@@ -27,6 +27,32 @@ impl From<Tier> for TierLabel {
 }
 
 label_values! {
+    /// What a member answers that a lookup has asked.
+    PeerAnswer {
+        /// It has some of the blocks.
+        Found = "found",
+        /// It has none: its filter was wrong, or they have left since.
+        Nothing = "nothing",
+        /// Nothing came in time.
+        Late = "late",
+        /// It does not let this node in.
+        Refused = "refused",
+        /// It could not be reached, or failed.
+        Failed = "failed",
+    }
+}
+
+label_values! {
+    /// Whose filters.
+    FilterOf {
+        /// That of this node.
+        Own = "own",
+        /// Those of the other members.
+        Members = "members",
+    }
+}
+
+label_values! {
     /// Why a block has no name in a hash scheme.
     UnindexedLabel {
         /// The index takes all the memory that it may.
@@ -143,6 +169,8 @@ label_values! {
         RouterRelease = "router_release",
         /// How long loads took.
         RouterReport = "router_report",
+        /// Another node, of which blocks there may be here.
+        PeerFilter = "peer_filter",
         /// Which blocks there are, asked as Dynamo does.
         CheckBlocks = "check_blocks",
         /// An operator has the node leave.

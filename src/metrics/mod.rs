@@ -6,6 +6,7 @@
 mod cluster;
 mod costs;
 mod events;
+mod fanout;
 mod handover;
 mod labels;
 mod publish;
@@ -20,11 +21,12 @@ use std::time::Duration;
 pub use cluster::ClusterMetrics;
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
+pub use fanout::FanoutMetrics;
 pub use handover::HandoverMetrics;
 pub use labels::{
-    Answer, DatagramOutcome, Door, EventBatch, HandoverOutcome, Judge, LeaseEnd, Missed, Op,
-    Outcome, PutLabel, RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop, ResyncReason,
-    RouterEvent, RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
+    Answer, DatagramOutcome, Door, EventBatch, FilterOf, HandoverOutcome, Judge, LeaseEnd, Missed,
+    Op, Outcome, PeerAnswer, PutLabel, RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop,
+    ResyncReason, RouterEvent, RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -142,6 +144,8 @@ pub struct ServerMetrics {
     pub costs: CostMetrics,
     /// The index of hash schemes.
     pub schemes: SchemeMetrics,
+    /// Lookups that ask other members.
+    pub fanout: FanoutMetrics,
     /// What goes to other members.
     pub handover: HandoverMetrics,
 }
@@ -189,6 +193,7 @@ impl ServerMetrics {
             publish: PublishMetrics::register(registry),
             costs: CostMetrics::register(registry),
             schemes: SchemeMetrics::register(registry),
+            fanout: FanoutMetrics::register(registry),
             handover: HandoverMetrics::register(registry),
         };
         metrics.register_data(registry);

@@ -20,12 +20,14 @@ use crate::{
     auth::{Gate, RateTable},
     budget::{Budget, Machine},
     changes::Changes,
-    client::ClientOptions,
+    client::{ClientOptions, TlsOptions},
     cluster::{
+        feed::Feed,
         keys::ClusterKeys,
         membership::{Gossip, Membership},
+        peers::Peers,
     },
-    config::{Address, Config, Problems},
+    config::{Address, Config, Maybe, PathText, Problems, Tls},
     console::Console,
     costs::{Costs, Place},
     drain::Drain,
@@ -60,6 +62,8 @@ pub(super) fn node(
     Ok(Node {
         name: node_name(config),
         roster,
+        peers: Peers::new(budget.filters_of_members(), metrics.fanout.clone()),
+        feed: Feed::new(budget.index_blocks_max()),
         membership: Membership::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), place(config), metrics.costs.clone()),
@@ -176,7 +180,15 @@ pub(super) fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, Serve
 /// How this node reaches other members.
 pub(super) fn access(config: &Config, gossip: Option<&Gossip>) -> ClientOptions {
     let token = gossip.map(|gossip| gossip.keys.token.clone());
-    ClientOptions { name: node_name(config), token, ..ClientOptions::default() }
+    let path = |file: &Maybe<PathText>| file.given().map(|file| file.0.clone());
+    let Tls { cert_file, key_file, client_ca_file } = &config.tls;
+    // Members speak TLS as this node does; where clients show certificates, a node shows its own.
+    let tls = path(cert_file).map(|cert| {
+        let ca_file = path(client_ca_file);
+        let client = ca_file.as_ref().and_then(|_| Some((cert, path(key_file)?)));
+        TlsOptions { ca_file, client, server_name: None }
+    });
+    ClientOptions { name: node_name(config), token, tls, ..ClientOptions::default() }
 }
 
 /// Where this node is, for those who are told what loading from it costs.

@@ -206,15 +206,22 @@ impl Stack {
         self.shared.pool.pre_touch_step()
     }
 
-    /// Finds the longest prefix of `hashes` that is present or pending. Reads the map only.
+    /// Finds the longest prefix of `hashes` that is present or pending, and counts as a lookup of the
+    /// namespace. Reads the map only.
     ///
     /// With `ask.pin_bytes_max` the first k readable dram blocks are pinned and touched, tail first;
     /// without it nobody's protection changes.
     #[must_use]
     pub fn lookup(&self, namespace: &Namespace, hashes: Hashes<'_>, ask: Ask) -> Answer {
-        let answer = self.shared.lookup(namespace, hashes, ask);
+        let answer = self.find(namespace, hashes, ask);
         namespace.counters().count_lookup(answer.counts);
         answer
+    }
+
+    /// As [`lookup`](Self::lookup), for whoever counts himself: there may be more elsewhere.
+    #[must_use]
+    pub fn find(&self, namespace: &Namespace, hashes: Hashes<'_>, ask: Ask) -> Answer {
+        self.shared.lookup(namespace, hashes, ask)
     }
 
     /// Ends the protection of `pins` and touches their blocks tail first.

@@ -61,13 +61,16 @@ and the kubelet evicts the pod that exceeds it: 90 % of the limit, as the server
 
 {{- /*
 What a memory limit must have beside dram, in bytes, divided as src/budget.rs divides it: index,
-staging, reserve, schemes, and what the colder tiers keep in memory.
+staging, reserve, schemes, filters of a cluster, and what the colder tiers keep in memory.
 */ -}}
 {{- define "kvstrata.memoryBesideDram" -}}
 {{- $limit := int64 .limit -}}
 {{- $mib := 1048576 -}}
 {{- $sum := add (max (div $limit 32) (mul 8 $mib)) (max (mul 16 $mib) (min (div $limit 16) (mul 1024 $mib))) -}}
 {{- $sum = add $sum (mul 40 $mib) (div $limit 50) (div $limit 128) -}}
+{{- if include "kvstrata.isCluster" .root -}}
+{{- $sum = add $sum (max (div $limit 64) (mul 8 $mib)) -}}
+{{- end -}}
 {{- if .root.Values.nvme.enabled -}}
 {{- $sum = add $sum (max (mul 16 $mib) (min (div $limit 16) (mul 256 $mib))) -}}
 {{- $sum = add $sum (max (mul 8 $mib) (min (div $limit 32) (mul 32 $mib))) -}}
