@@ -26,6 +26,7 @@ mod fake;
 mod handoff;
 mod harness;
 mod holders;
+mod homes;
 mod identity;
 mod memory;
 mod metrics;
