@@ -55,6 +55,7 @@ struct Addresses {
     grpc: String,
     http: String,
     bulk: Option<String>,
+    gossip: Option<String>,
     admin: Option<String>,
 }
 
@@ -157,6 +158,11 @@ impl Server {
     /// `host:port` of the bulk port.
     pub(crate) fn bulk(&self) -> &str {
         self.addresses.bulk.as_deref().unwrap()
+    }
+
+    /// `host:port` of gossip, over UDP.
+    pub(crate) fn gossip(&self) -> &str {
+        self.addresses.gossip.as_deref().unwrap()
     }
 
     /// `host:port` of the admin listener.

@@ -15,6 +15,7 @@ mod bulk;
 mod bulk_peers;
 mod cli;
 mod client;
+mod cluster;
 mod cluster_drain;
 mod config;
 mod console;

@@ -159,8 +159,8 @@ impl Server {
     pub async fn bind(config: &Config) -> Result<Self, ServeError> {
         let readiness = Readiness::new();
         let starting = readiness.latch("listeners");
-        let secret = identity_file::load_or_generate(&config.identity)?;
-        let gossip = wiring::gossip(config, &node_name(config), &secret).await?;
+        let (secret, origin) = identity_file::load_or_generate(&config.identity)?;
+        let gossip = wiring::gossip(config, &node_name(config), (&secret, origin)).await?;
         let namespaces = Arc::new(NamespaceTable::new(secret, config.identity.shared_tenant));
         let budget =
             Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
@@ -174,9 +174,7 @@ impl Server {
         let server_metrics = ServerMetrics::register(ours);
         let gauges = StoreGauges::register(ours);
         let mut trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
-        if let Some(gossip) = &gossip {
-            trust.gate.know_nodes(&gossip.keys.token)?;
-        }
+        wiring::know_nodes(&trust.gate, gossip.as_ref())?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let (admin, admin_at) = listen_admin(config, &trust).await?.unzip();

@@ -233,7 +233,7 @@ async fn ask_seeds(mut seeds: Seeds, chitchat: Arc<ChitchatHandle>, metrics: Clu
         // Those who are alone ask more often.
         let is_alone = known.len() <= 1;
         if is_alone || asked_at.is_none_or(|at| at.elapsed() >= SEEDS_UNSETTLED_INTERVAL) {
-            for seed in seeds.to_ask(&known, look_up).await {
+            for seed in seeds.next_asked(&known, look_up).await {
                 if let Err(error) = chitchat.gossip(seed) {
                     warn!(%error, "gossip has ended");
                     return;

@@ -46,7 +46,7 @@ impl Seeds {
     }
 
     /// The seeds to be asked now, resolved again if that is due: those that are none of `known`, some at a time.
-    pub(crate) async fn to_ask<F>(
+    pub(crate) async fn next_asked<F>(
         &mut self,
         known: &HashSet<SocketAddr>,
         resolve: impl Fn(String) -> F,
@@ -137,7 +137,7 @@ mod tests {
 
         async fn ask(&self, seeds: &mut Seeds, known: &[SocketAddr]) -> Vec<SocketAddr> {
             let known = known.iter().copied().collect();
-            let asked = seeds.to_ask(&known, |_name| async {
+            let asked = seeds.next_asked(&known, |_name| async {
                 let mut names = self.0.lock();
                 names.1 += 1;
                 match names.0.as_slice() {

@@ -11,12 +11,13 @@ use kvstrata_tiers::{
 };
 use prometheus_client::registry::Registry;
 use tokio::{net::UdpSocket, sync::Semaphore, time::Instant};
+use tracing::warn;
 
 use super::ServeError;
 use crate::{
     addresses::{gossip_advertised, host_name, node_name},
     advice::Advice,
-    auth::RateTable,
+    auth::{Gate, RateTable},
     budget::Budget,
     changes::Changes,
     client::ClientOptions,
@@ -29,6 +30,7 @@ use crate::{
     costs::{Costs, Place},
     drain::Drain,
     events::subscribe::Subscriptions,
+    identity_file::Origin,
     lease::LeaseLimits,
     limits::{LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
     members::Roster,
@@ -80,9 +82,15 @@ pub(super) fn node(
 pub(super) async fn gossip(
     config: &Config,
     name: &str,
-    secret: &Secret,
+    (secret, origin): (&Secret, Origin),
 ) -> Result<Option<Gossip>, ServeError> {
     let Some(&Address(address)) = config.cluster.listen.given() else { return Ok(None) };
+    if origin == Origin::Generated {
+        warn!(
+            "this node has made a new identity secret, and nodes with different ones never meet: give all nodes of \
+             the cluster the same file in identity.secret_file"
+        );
+    }
     let failed = |source| ServeError::Listen { key: "cluster.listen", address, source };
     let socket = UdpSocket::bind(address).await.map_err(failed)?;
     let at = socket.local_addr().map_err(failed)?;
@@ -95,6 +103,12 @@ pub(super) async fn gossip(
         cluster,
         seeds: config.cluster.seeds.given().map_or_else(Vec::new, |seeds| seeds.0.clone()),
     }))
+}
+
+/// Lets the other nodes in, if there may be any.
+pub(super) fn know_nodes(gate: &Gate, gossip: Option<&Gossip>) -> Result<(), ServeError> {
+    let known = gossip.map(|gossip| gate.know_nodes(&gossip.keys.token));
+    Ok(known.transpose()?.unwrap_or_default())
 }
 
 /// The colder tiers, hot to cold.

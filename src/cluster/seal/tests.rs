@@ -46,8 +46,8 @@ fn bytes_are_those_of_the_specification() {
 }
 
 /// The tag of the cluster `c`, and the seal under the key of that and the secret of 32 sevens.
-const GOLDEN_TAG: &str = "0000000000000000";
-const GOLDEN_SEAL: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+const GOLDEN_TAG: &str = "1fa80cd88353e1e6";
+const GOLDEN_SEAL: &str = "57b27e9f9a390120335b3d484b4a855e80a050e702675d1fd12b8db62bbc062d";
 
 #[test]
 fn both_learn_the_other_and_then_everything_arrives_once() {
