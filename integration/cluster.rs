@@ -94,7 +94,7 @@ async fn nodes_find_one_another_lose_the_killed_one_and_know_it_again() {
         }
     }
     assert!(started.elapsed() < Duration::from_secs(20), "{:?} to meet", started.elapsed());
-    assert_eq!(at_b.member("b").index, at_b.list.answering, "a node is first in its own list");
+    assert_eq!(at_b.member("b").index, at_b.list.self_, "a node is first in its own list");
     let index = at_a.member("c").index;
 
     c.kill();
