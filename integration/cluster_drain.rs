@@ -13,13 +13,13 @@ use crate::{
     harness::{SERVER_WAIT, Server, command, wait_until},
 };
 
-const BLOCK_BYTES: u32 = 64 << 10;
-const PARTS: [u32; 1] = [BLOCK_BYTES];
+pub(crate) const BLOCK_BYTES: u32 = 64 << 10;
+pub(crate) const PARTS: [u32; 1] = [BLOCK_BYTES];
 /// Less than the grace, more than a drain takes on a machine that is busy.
 const GRACE: &str = "40s";
 
 /// Nodes of one cluster, which know one another.
-struct Cluster {
+pub(crate) struct Cluster {
     nodes: Vec<Option<Server>>,
     home: tempfile::TempDir,
 }
@@ -31,7 +31,7 @@ struct Engine {
 }
 
 impl Cluster {
-    async fn start(count: usize) -> Self {
+    pub(crate) async fn start(count: usize) -> Self {
         let home = tempfile::tempdir().unwrap();
         let sockets: Vec<_> = (0..count).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
         let gossip: Vec<_> =
@@ -56,11 +56,11 @@ impl Cluster {
         cluster
     }
 
-    fn node(&self, number: usize) -> &Server {
+    pub(crate) fn node(&self, number: usize) -> &Server {
         self.nodes[number].as_ref().unwrap()
     }
 
-    fn take(&mut self, number: usize) -> Server {
+    pub(crate) fn take(&mut self, number: usize) -> Server {
         self.nodes[number].take().unwrap()
     }
 
@@ -99,7 +99,7 @@ impl Cluster {
     }
 
     /// Ends what is left; nothing loud was logged but what is `expected`.
-    async fn stop(self, expected: &[&str]) {
+    pub(crate) async fn stop(self, expected: &[&str]) {
         for node in self.nodes.into_iter().flatten() {
             node.stop(expected).await;
         }
@@ -128,7 +128,7 @@ impl Engine {
     }
 }
 
-fn assert_right(first: u32, seen: &Seen) -> usize {
+pub(crate) fn assert_right(first: u32, seen: &Seen) -> usize {
     for (position, bytes) in &seen.blocks {
         let number = first + position;
         let expected = pattern(number, 0, BLOCK_BYTES as usize);

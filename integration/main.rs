@@ -28,6 +28,7 @@ mod fanout;
 mod handoff;
 mod harness;
 mod holders;
+mod homes;
 mod identity;
 mod memory;
 mod metrics;

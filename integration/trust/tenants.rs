@@ -196,12 +196,12 @@ async fn assert_matrix(way: Way) {
 
 #[tokio::test]
 async fn tenants_are_apart_over_grpc() {
-    assert_matrix(Way::Grpc).await;
+    Box::pin(assert_matrix(Way::Grpc)).await;
 }
 
 #[tokio::test]
 async fn tenants_are_apart_over_the_bulk_port() {
-    assert_matrix(Way::Bulk).await;
+    Box::pin(assert_matrix(Way::Bulk)).await;
 }
 
 #[tokio::test]
