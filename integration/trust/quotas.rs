@@ -52,7 +52,7 @@ impl Side {
             let to = (from + BATCH).min(numbers.end);
             let batch = PutBatch { durable, ..batch(from..to, &PARTS) };
             stored += match self.handle.put(&self.session, &batch).await {
-                Ok(report) => report.count(PutOutcome::Stored) as usize,
+                Ok(report) => usize::try_from(report.count(PutOutcome::Stored)).unwrap(),
                 Err(error) => refused(&error),
             };
         }
@@ -117,11 +117,15 @@ async fn assert_floor_holds(way: Way) {
     assert_eq!(quiet.hits(0..KEPT).await, KEPT as usize);
     assert!(stored * 10 >= last as usize * 9, "the neighbour was served: {stored} of {last}");
     assert_eq!(noisy.hits(last - BATCH..last).await, BATCH as usize);
-    let told = quiet.told().await;
-    assert_eq!((told.tenant.as_str(), told.tiers[0].floor_bytes), ("a", 24 * MIB));
-    assert_eq!(told.tiers[0].used_bytes, u64::from(KEPT * BLOCK));
+    assert_told(&quiet, u64::from(KEPT * BLOCK)).await;
     drop((quiet, noisy));
     assert_no_token(&server.stop(&[]).await);
+}
+
+async fn assert_told(side: &Side, used: u64) {
+    let told = side.told().await;
+    assert_eq!((told.tenant.as_str(), told.tiers[0].floor_bytes), ("a", 24 * MIB));
+    assert_eq!(told.tiers[0].used_bytes, used);
 }
 
 #[tokio::test]

@@ -22,11 +22,11 @@ const AREA_BAND: f64 = 0.02;
 struct Random(u64);
 
 impl Random {
-    fn below(&mut self, count: u64) -> u64 {
+    fn below(&mut self, count: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0 % count
+        usize::try_from(self.0 >> 1).unwrap() % count
     }
 }
 
@@ -60,12 +60,12 @@ async fn measure(handle: &Handle, kinds: &[Vec<HashList>; 2]) -> [(Vec<Duration>
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let mut measured = [(Vec::new(), Vec::new()), (Vec::new(), Vec::new())];
     while measured.iter().any(|(times, _)| times.len() < LOOKUPS) {
-        let kind = random.below(2) as usize;
+        let kind = random.below(2);
         let (times, answers) = &mut measured[kind];
         if times.len() == LOOKUPS {
             continue;
         }
-        let prefix = &kinds[kind][random.below(kinds[kind].len() as u64) as usize];
+        let prefix = &kinds[kind][random.below(kinds[kind].len())];
         let before = Instant::now();
         let found = handle.lookup(prefix, LookupOptions::default()).await.unwrap();
         times.push(before.elapsed());
