@@ -21,7 +21,6 @@ use kvstrata_tiers::{
     namespace::NamespaceTable,
     nvme::{NvmeMetrics, NvmeStore, directory::Directory},
     object::ObjectStore,
-    stack::{Stack, StackConfig},
     store::BlockStore,
     tier::Tier,
 };
@@ -34,7 +33,6 @@ use tracing::{error, info, warn};
 use crate::{
     addresses::{Addresses, listen, listen_admin, listen_bulk, listen_resp, member, node_name},
     api::{self, Calls, Framed, Guarded, incoming},
-    budget::{Budget, Machine},
     bulk::{self, Bulk},
     client::ClientOptions,
     cluster::{membership::Gossip, second},
@@ -44,7 +42,7 @@ use crate::{
         publish::{self, Publishers},
         subscribe,
     },
-    http, id,
+    http,
     identity_file::{self, IdentityError},
     limits::{BULK_CONNECTIONS_MAX, CONNECTIONS_MAX},
     members::Roster,
@@ -162,21 +160,14 @@ impl Server {
         let secret = identity_file::load_or_generate(&config.identity)?;
         let gossip = wiring::gossip(config, &node_name(config), &secret).await?;
         let namespaces = Arc::new(NamespaceTable::new(secret, config.identity.shared_tenant));
-        let budget =
-            Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
-        for line in budget.to_string().lines() {
-            info!("{line}");
-        }
+        let budget = wiring::budget(config)?;
         let (grpc, grpc_at) = listen("server.grpc_listen", config.server.grpc_listen).await?;
         let (http, http_at) = listen("server.http_listen", config.server.http_listen).await?;
         let mut registry = Registry::default();
         let ours = registry.sub_registry_with_prefix(metrics::PREFIX);
         let server_metrics = ServerMetrics::register(ours);
         let gauges = StoreGauges::register(ours);
-        let mut trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
-        if let Some(gossip) = &gossip {
-            trust.gate.know_nodes(&gossip.keys.token)?;
-        }
+        let mut trust = wiring::trust(config, &server_metrics, gossip.as_ref())?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
         let (admin, admin_at) = listen_admin(config, &trust).await?.unzip();
@@ -191,13 +182,7 @@ impl Server {
         })?;
         let object = wiring::open_object(config, &name, nvme.as_ref(), &namespaces, &mut registry)?;
         let colder = wiring::stores(nvme.as_ref(), object.as_ref());
-        let stack_config = StackConfig {
-            dram_bytes: budget.dram,
-            index_blocks_max: budget.index_blocks_max(),
-            seed: id::random_seed()?,
-        };
-        let stack = Stack::open(stack_config, Arc::clone(&namespaces), colder, tier_metrics)?;
-
+        let stack = wiring::stack(&budget, &namespaces, colder, tier_metrics)?;
         trust.load_tenants(config, &stack).map_err(ServeError::Trust)?;
         let roster = Roster::alone(member(config, &name, (grpc_at, http_at), bulk_port));
         let namespaces = Arc::clone(&namespaces);

@@ -3,32 +3,35 @@
 use std::sync::Arc;
 
 use kvstrata_tiers::{
+    metrics::TierMetrics,
     namespace::{NamespaceTable, Secret},
     nvme::NvmeStore,
     object::ObjectStore,
-    stack::Stack,
+    stack::{Stack, StackConfig},
     store::BlockStore,
 };
 use prometheus_client::registry::Registry;
 use tokio::{net::UdpSocket, sync::Semaphore, time::Instant};
+use tracing::info;
 
 use super::ServeError;
 use crate::{
     addresses::{gossip_advertised, host_name, node_name},
     advice::Advice,
     auth::RateTable,
-    budget::Budget,
+    budget::{Budget, Machine},
     changes::Changes,
-    client::ClientOptions,
+    client::{ClientOptions, TlsOptions},
     cluster::{
         keys::ClusterKeys,
         membership::{Gossip, Membership},
     },
-    config::{Address, Config},
+    config::{Address, Config, Maybe, PathText, Problems},
     console::Console,
     costs::{Costs, Place},
     drain::Drain,
     events::subscribe::Subscriptions,
+    id,
     lease::LeaseLimits,
     limits::{LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
     members::Roster,
@@ -40,6 +43,7 @@ use crate::{
     schemes::Schemes,
     shm::Arena,
     tasks::Tasks,
+    trust::Trust,
 };
 
 /// The node that works on a store with its namespaces.
@@ -127,10 +131,55 @@ pub(super) fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, Serve
     Ok(shown.transpose()?)
 }
 
-/// How this node reaches other members.
+/// How memory is divided, which is logged.
+pub(super) fn budget(config: &Config) -> Result<Budget, ServeError> {
+    let divided = Budget::divide(config, Machine::detect());
+    let budget = divided.map_err(|problem| Problems(vec![problem]))?;
+    budget.to_string().lines().for_each(|line| info!("{line}"));
+    Ok(budget)
+}
+
+/// What is asked of whoever connects, other nodes among them.
+pub(super) fn trust(
+    config: &Config,
+    metrics: &ServerMetrics,
+    gossip: Option<&Gossip>,
+) -> Result<Trust, ServeError> {
+    let trust = Trust::load(config, &metrics.trust).map_err(ServeError::Trust)?;
+    if let Some(gossip) = gossip {
+        trust.gate.know_nodes(&gossip.keys.token)?;
+    }
+    Ok(trust)
+}
+
+/// The store, with nothing in it but what the colder tiers will find.
+pub(super) fn stack(
+    budget: &Budget,
+    namespaces: &Arc<NamespaceTable>,
+    colder: Vec<Arc<dyn BlockStore>>,
+    metrics: TierMetrics,
+) -> Result<Stack, ServeError> {
+    let config = StackConfig {
+        dram_bytes: budget.dram,
+        index_blocks_max: budget.index_blocks_max(),
+        seed: id::random_seed()?,
+    };
+    Ok(Stack::open(config, Arc::clone(namespaces), colder, metrics)?)
+}
+
+/// How this node reaches other members. Where they speak TLS it trusts the CA that clients' certificates are of, if
+/// there is one, and shows its own; else those that the system trusts.
 pub(super) fn access(config: &Config, gossip: Option<&Gossip>) -> ClientOptions {
     let token = gossip.map(|gossip| gossip.keys.token.clone());
-    ClientOptions { name: node_name(config), token, ..ClientOptions::default() }
+    let path = |file: &Maybe<PathText>| file.given().map(|path| path.0.clone());
+    let own = path(&config.tls.cert_file).zip(path(&config.tls.key_file));
+    let ca_file = path(&config.tls.client_ca_file);
+    let tls = own.map(|own| TlsOptions {
+        client: ca_file.is_some().then_some(own),
+        ca_file,
+        server_name: None,
+    });
+    ClientOptions { name: node_name(config), token, tls, ..ClientOptions::default() }
 }
 
 /// Where this node is, for those who are told what loading from it costs.
