@@ -162,8 +162,8 @@ fn peers(visited: &[Visited]) -> Vec<Peer> {
 /// What a member says is wrong with itself. What is looked at of the first in more detail is not said twice.
 fn own(member: &Visited, is_first: bool) -> Vec<Finding> {
     let Ok(said) = &member.outcome else { return Vec::new() };
-    let is_new = |what: &str| !SAID_TOGETHER.contains(&what) && !(is_first && what == "bytes");
-    let findings = said.stats.findings.iter().filter(|finding| is_new(&finding.what));
+    let is_said = |what: &str| SAID_TOGETHER.contains(&what) || is_first && what == "bytes";
+    let findings = said.stats.findings.iter().filter(|finding| !is_said(&finding.what));
     findings
         .map(|finding| {
             let seen = format!("{}: {}", member.name, finding.seen);
