@@ -66,8 +66,8 @@ pub use namespace::{Handle, Limits, NamespaceSpec};
 pub use put::{PutBatch, PutOutcome, PutReport};
 pub use session::{Session, SessionState};
 pub use stats::{
-    LeaseTotals, NamespaceStats, Opener, SchemeStats, Stats, TenantStats, TenantTier, TierStats,
-    TierTotals,
+    Finding, LeaseTotals, NamespaceStats, Opener, SchemeStats, Stats, TenantStats, TenantTier,
+    TierStats, TierTotals,
 };
 pub use status::{RETRY_AFTER_KEY, error_of};
 pub use verbs::{Description, Prefetched};
