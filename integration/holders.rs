@@ -82,7 +82,7 @@ async fn get(handle: &Handle, options: GetOptions<'_>) -> (GetSummary, Seen) {
     let mut seen = Seen::default();
     let summary = handle.get(&hashes(0..12), options, &mut seen).await.unwrap();
     assert_eq!(summary.blocks(), seen.blocks.len() as u64);
-    let missed = seen.misses.iter().map(|(range, _)| u64::from(range.end - range.start)).sum();
+    let missed: u64 = seen.misses.iter().map(|(range, _)| u64::from(range.end - range.start)).sum();
     assert_eq!(summary.missed, missed);
     for (number, block) in &seen.blocks {
         assert_eq!(*block, pattern(*number, 0, 4096), "block {number}");

@@ -182,7 +182,7 @@ impl Engine {
         let mut link: Option<Link> = None;
         for turn in 0.. {
             tokio::time::sleep(THINKING).await;
-            if link.as_ref().is_none_or(|link| *link.session.state() != SessionState::Open) {
+            if link.as_ref().is_none_or(|link| link.session.state() != SessionState::Open) {
                 link = self.connect().await;
             }
             let Some(open) = &link else { continue };
