@@ -103,6 +103,8 @@ pub(crate) fn start(listener: Listener, node: &Arc<Node>, calls: &Calls, gate: &
     });
 }
 
+/// Time for a drain to begin that was asked for: as long as a busy runtime takes for one turn.
+const ADMIN_BEGIN_MAX: Duration = Duration::from_secs(2);
 /// Time for operators to hang up once the node ends.
 const CLOSE_GRACE: Duration = Duration::from_millis(500);
 
@@ -151,7 +153,11 @@ fn told(
 ) -> impl Items<Item = Result<wire::DrainProgress, Status>> {
     stream::unfold(Some((node, follow, true)), |state| async move {
         let (node, mut follow, is_first) = state?;
-        if !is_first {
+        if is_first {
+            // The server is about to begin it.
+            let begun = follow.wait_for(|progress| progress.phase != Phase::Serving);
+            drop(timeout(ADMIN_BEGIN_MAX, begun).await);
+        } else {
             // What counts is how far it is then, whichever of both has woken us.
             drop(timeout(ADMIN_PROGRESS_INTERVAL, follow.changed()).await);
         }

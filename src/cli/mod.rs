@@ -117,6 +117,7 @@ impl From<Problems> for Failure {
 ///
 /// # Cancel safety
 /// Not safe: a server would not drain.
+#[expect(clippy::cognitive_complexity, reason = "a table of commands")]
 pub async fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -94,6 +94,8 @@ impl Copier {
             for batch in batches(chains) {
                 self.copy(&batch).await;
             }
+            // A session that does nothing would keep a member that leaves waiting for it.
+            self.doors.clear();
             // One get uses its blocks one after the other: what follows comes with the next round as a whole.
             sleep(SECOND_GATHER).await;
         }
