@@ -35,7 +35,7 @@ use std::{net::UdpSocket, ops::Range, path::Path as File, time::Duration};
 use bytes::Bytes;
 use harness::{Server, wait_until};
 use kvstrata::client::{
-    Client, FetchedBlock, GetOptions, GetSink, Handle, LookupOptions, MissReason, Path,
+    FetchedBlock, GetOptions, GetSink, Handle, LookupOptions, MissReason, Path,
 };
 use setup::{connect, list, open, put};
 use support::{Samples, cpu_seconds, median};
