@@ -333,7 +333,11 @@ fn zones(peers: &[Peer]) -> Option<Finding> {
 fn hosts(peers: &[Peer]) -> Option<Finding> {
     let mut by_host: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for peer in peers.iter().filter(|peer| !peer.host.is_empty()) {
-        by_host.entry(&peer.host).or_default().push(&peer.name);
+        let names = by_host.entry(&peer.host).or_default();
+        // That a name is there twice is said elsewhere.
+        if !names.contains(&peer.name.as_str()) {
+            names.push(&peer.name);
+        }
     }
     let shared: Vec<_> = by_host
         .iter()
