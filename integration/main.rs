@@ -8,16 +8,13 @@
 )]
 
 mod abandon;
-mod admin;
 mod advice;
 mod bad_input;
 mod bulk;
 mod bulk_peers;
 mod cli;
 mod client;
-mod cluster_drain;
 mod config;
-mod console;
 mod crash;
 mod doctor;
 mod drain;
@@ -25,11 +22,9 @@ mod events;
 mod fake;
 mod handoff;
 mod harness;
-mod holders;
 mod identity;
 mod memory;
 mod metrics;
-mod netns;
 mod nvme;
 mod object;
 mod plan;

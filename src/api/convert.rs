@@ -144,10 +144,6 @@ pub(super) fn members(members: &Members) -> wire::MemberList {
             unix: bulk.unix.clone(),
             instance: bulk.instance.clone(),
         }),
-        draining: member.draining,
-        engines: member.engines,
-        version: member.version.clone(),
-        http: member.http.clone(),
     };
     wire::MemberList {
         epoch: members.epoch,

@@ -5,7 +5,6 @@
 //! and the store. The generated trait is implemented in [`blocks`]; [`Node`] is what
 //! it works on.
 
-pub(crate) mod admin;
 pub mod blocks;
 mod bounded;
 mod calls;

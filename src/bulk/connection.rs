@@ -259,8 +259,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         let session = self.session.as_ref().map(|session| session.id());
         let pins = self.sharing.pins().filter(|_| header.flags & BY_PLACE != 0);
         let via = if pins.is_some() { Via::SharedMemory } else { self.via };
-        let begin = || get::begin(&self.bulk.node, &self.bearer, (session, via), header, get);
-        match self.bearer.rates().request().and_then(|()| begin()) {
+        match get::begin(&self.bulk.node, &self.bearer, (session, via), header, get) {
             Ok(flow) => {
                 let sending = Sending::new((header.request, token), call, flow, room, pins);
                 self.gets.send(sending).await.map_err(|_closed| gone())
@@ -281,8 +280,7 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
         let call = self.bulk.calls.begin(Op::Put);
         let session = self.session.as_ref().map(|session| session.id());
-        let open = || put::open(&self.bulk.node, &self.bearer, session, header, &offer);
-        match self.bearer.rates().request().and_then(|()| open()) {
+        match put::open(&self.bulk.node, &self.bearer, session, header, &offer) {
             Ok(opened) => {
                 let (put, answers) = OpenPut::new(header.request, opened, call, room);
                 self.puts.push(put);

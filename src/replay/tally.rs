@@ -3,9 +3,12 @@
 use std::{ops::AddAssign, time::Duration};
 
 use hdrhistogram::Histogram;
-use kvstrata_tiers::error::{Error, ErrorKind, Result};
+use kvstrata_tiers::{
+    error::{Error, ErrorKind, Result},
+    tier::TierCounts,
+};
 
-use crate::client::{GetSummary, Locality, Lookup, PutOutcome, PutReport, Run};
+use crate::client::{GetSummary, PutOutcome, PutReport};
 
 /// The longest time that a histogram tells apart, in microseconds: ten minutes.
 const LATENCY_MICROS_MAX: u64 = 600_000_000;
@@ -86,7 +89,6 @@ pub struct PutCounts {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     looked_up: [u64; 5],
-    remote: u64,
     behind_pending: u64,
     got: GetSummary,
     checked_bytes: u64,
@@ -104,8 +106,6 @@ pub struct Tally {
     pub references: u64,
     /// Hits in dram, nvme and object, pending and missed, as the lookups said.
     pub looked_up: [u64; 5],
-    /// Of the hits, those on other nodes than the one asked.
-    pub remote: u64,
     /// Of the hits, those behind a block whose put was in flight: found, and not to be read as one
     /// prefix. They are offered again.
     pub behind_pending: u64,
@@ -149,7 +149,6 @@ impl Tally {
             requests: 0,
             references: 0,
             looked_up: [0; 5],
-            remote: 0,
             behind_pending: 0,
             lookup_hashes_max: 0,
             got: GetSummary::default(),
@@ -174,17 +173,13 @@ impl Tally {
         self.looked_up.iter().take(3).sum()
     }
 
-    /// Takes the answer to one lookup.
-    pub fn looked_up(&mut self, found: &Lookup) {
+    /// Takes the answer to one lookup, of which the first `prefix` blocks are readable.
+    pub fn looked_up(&mut self, counts: TierCounts, prefix: u32) {
         let before = self.hits();
-        for (total, count) in self.looked_up.iter_mut().zip(found.counts.to_array()) {
+        for (total, count) in self.looked_up.iter_mut().zip(counts.to_array()) {
             *total += u64::from(count);
         }
-        let prefix = u64::from(found.prefix_blocks);
-        self.behind_pending += (self.hits() - before).saturating_sub(prefix);
-        let elsewhere = |run: &&Run| run.locality == Locality::Remote && !run.pending;
-        let remote = found.runs.iter().filter(elsewhere);
-        self.remote += remote.map(|run| u64::from(run.end.saturating_sub(run.start))).sum::<u64>();
+        self.behind_pending += (self.hits() - before).saturating_sub(prefix.into());
     }
 
     /// Takes the outcome of one put.
@@ -207,7 +202,6 @@ impl Tally {
     pub(super) fn mark(&self) -> Mark {
         Mark {
             looked_up: self.looked_up,
-            remote: self.remote,
             behind_pending: self.behind_pending,
             got: self.got,
             checked_bytes: self.checked_bytes,
@@ -221,7 +215,6 @@ impl Tally {
     /// stays counted, and times stay recorded.
     pub(super) fn give_up(&mut self, mark: &Mark) {
         self.looked_up = mark.looked_up;
-        self.remote = mark.remote;
         self.behind_pending = mark.behind_pending;
         let corrupt_here = self.got.corrupt_here;
         self.got = GetSummary { corrupt_here, ..mark.got };
@@ -240,7 +233,6 @@ impl Tally {
         for (total, count) in self.looked_up.iter_mut().zip(other.looked_up) {
             *total += count;
         }
-        self.remote += other.remote;
         self.behind_pending += other.behind_pending;
         self.lookup_hashes_max = self.lookup_hashes_max.max(other.lookup_hashes_max);
         self.got += other.got;

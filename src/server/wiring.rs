@@ -3,35 +3,24 @@
 use std::sync::Arc;
 
 use kvstrata_tiers::{
-    namespace::{NamespaceTable, Secret},
-    nvme::NvmeStore,
-    object::ObjectStore,
-    stack::Stack,
+    namespace::NamespaceTable, nvme::NvmeStore, object::ObjectStore, stack::Stack,
     store::BlockStore,
 };
 use prometheus_client::registry::Registry;
-use tokio::{net::UdpSocket, sync::Semaphore, time::Instant};
+use tokio::{sync::Semaphore, time::Instant};
 
 use super::ServeError;
 use crate::{
-    addresses::{gossip_advertised, host_name, node_name},
+    addresses::{host_name, node_name},
     advice::Advice,
-    auth::RateTable,
     budget::Budget,
     changes::Changes,
-    client::ClientOptions,
-    cluster::{
-        keys::ClusterKeys,
-        membership::{Gossip, Membership},
-    },
-    config::{Address, Config},
-    console::Console,
+    config::Config,
     costs::{Costs, Place},
-    drain::Drain,
     events::subscribe::Subscriptions,
     lease::LeaseLimits,
     limits::{LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
-    members::Roster,
+    members::Members,
     metrics::ServerMetrics,
     node::{Leases, Node, Sessions},
     nvme::NvmeTier,
@@ -46,55 +35,30 @@ use crate::{
 pub(super) fn node(
     config: &Config,
     budget: &Budget,
-    (roster, rates): (Roster, Arc<RateTable>),
+    members: Members,
     (stack, namespaces): (Stack, Arc<NamespaceTable>),
     metrics: &ServerMetrics,
 ) -> Result<Node, ServeError> {
     let leases = leases(lease_limits(config, budget), metrics, &stack);
     Ok(Node {
         name: node_name(config),
-        roster,
-        membership: Membership::default(),
+        members,
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), place(config), metrics.costs.clone()),
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
         stack,
         namespaces,
-        rates,
         openers: Openers::default(),
         advice: Advice::new()?,
         told: Subscriptions::new(&config.events),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
-        drain: Drain::default(),
-        console: Console::new(metrics),
         tasks: Tasks::new(),
         prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
         prefetch_loads: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
         started: Instant::now(),
         metrics: metrics.clone(),
     })
-}
-
-/// The socket of gossip, if there is to be any, with the keys that the nodes of a cluster know one another by.
-pub(super) async fn gossip(
-    config: &Config,
-    name: &str,
-    secret: &Secret,
-) -> Result<Option<Gossip>, ServeError> {
-    let Some(&Address(address)) = config.cluster.listen.given() else { return Ok(None) };
-    let failed = |source| ServeError::Listen { key: "cluster.listen", address, source };
-    let socket = UdpSocket::bind(address).await.map_err(failed)?;
-    let at = socket.local_addr().map_err(failed)?;
-    let cluster = config.cluster.name.clone();
-    Ok(Some(Gossip {
-        socket,
-        at,
-        advertise: gossip_advertised(config, name, at),
-        keys: ClusterKeys::derive(secret, &cluster),
-        cluster,
-        seeds: config.cluster.seeds.given().map_or_else(Vec::new, |seeds| seeds.0.clone()),
-    }))
 }
 
 /// The colder tiers, hot to cold.
@@ -125,12 +89,6 @@ pub(super) fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, Serve
     let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
     let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
     Ok(shown.transpose()?)
-}
-
-/// How this node reaches other members.
-pub(super) fn access(config: &Config, gossip: Option<&Gossip>) -> ClientOptions {
-    let token = gossip.map(|gossip| gossip.keys.token.clone());
-    ClientOptions { name: node_name(config), token, ..ClientOptions::default() }
 }
 
 /// Where this node is, for those who are told what loading from it costs.

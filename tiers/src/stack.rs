@@ -28,15 +28,12 @@ mod clean;
 mod context;
 mod cost;
 mod demote;
-mod hottest;
 mod load;
 mod lookup;
 mod mood;
 mod piece;
-mod popular;
 mod promotions;
 mod put;
-mod quotas;
 mod remove;
 mod room;
 mod settled;
@@ -56,13 +53,12 @@ use tokio::time::Instant;
 pub(crate) use self::context::ContextId;
 use self::{
     above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight,
-    popular::Popular, room::Cadence, settled::Settled,
+    room::Cadence, settled::Settled,
 };
 pub use self::{
     block::{Block, PartBytes},
     claim::{Claim, Offer},
     cost::{DevicePace, DeviceState},
-    hottest::HotChain,
     load::Fetch,
     lookup::{Answer, Ask, Pin},
     piece::{Filled, Piece, PutOutcome, Span},
@@ -82,7 +78,7 @@ use crate::{
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
     seldom::Seldom,
-    store::{Ailment, BlockStore, StoreUsage},
+    store::{BlockStore, StoreUsage},
     tier::Tier,
 };
 
@@ -117,7 +113,6 @@ pub(crate) struct Shared {
     demotions: SingleFlight,
     settled: Settled,
     early: Early,
-    popular: Popular,
     metrics: TierMetrics,
     failed_reads: Seldom,
     index_blocks_max: usize,
@@ -147,7 +142,7 @@ impl Stack {
         if index_blocks_max == 0 {
             return Err(Error::invalid("index_blocks_max: 0 given, at least 1 required"));
         }
-        let pool = Pool::new(config.dram_bytes, Arc::clone(namespaces.accounts()))?;
+        let pool = Pool::new(config.dram_bytes)?;
         let allowance = pool.capacity_bytes() / CONTEXT_SHARE_DIVISOR;
         let shared = Shared {
             map: Arc::new(Map::new(config.seed)),
@@ -162,7 +157,6 @@ impl Stack {
             demotions: SingleFlight::default(),
             settled: Settled::default(),
             early: Early::default(),
-            popular: Popular::default(),
             metrics,
             failed_reads: Seldom::default(),
             index_blocks_max,
@@ -429,13 +423,6 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
-    }
-
-    /// What is wrong with the colder tiers now.
-    #[must_use]
-    pub fn ailments(&self) -> Vec<(Tier, Ailment)> {
-        let ailment = |store: &Arc<dyn BlockStore>| Some((store.tier(), store.ailment()?));
-        self.shared.cold.iter().filter_map(ailment).collect()
     }
 
     /// The tiers that have a block, hot to cold, for tests.

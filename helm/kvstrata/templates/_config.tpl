@@ -11,10 +11,6 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- end }}
 {{- $_ := set $config "nvme" (merge (dig "nvme" dict $config) $nvme) }}
 {{- end }}
-{{- if not (include "kvstrata.isCluster" .) }}
-{{- $_ := set $config "cluster" (pick $config.cluster "name") }}
-{{- end }}
-{{- $_ := set $config.server "admin_listen" (printf "unix:%s/admin.sock" (include "kvstrata.adminDirectory" .)) }}
 {{- if include "kvstrata.isAgent" . }}
 {{- $_ := set $config.server "bulk_unix" (include "kvstrata.socket" .) }}
 {{- if not (hasKey $config.server "shared_memory") }}
@@ -25,9 +21,6 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- $_ := set $config "auth" (dict "tokens_file" "/etc/kvstrata/secret/tokens") }}
 {{- else }}
 {{- $_ := set $config "auth" (dict "allow_anonymous" true) }}
-{{- end }}
-{{- if .Values.auth.tenants }}
-{{- $_ := set $config.auth "tenants_file" "/etc/kvstrata/tenants.toml" }}
 {{- end }}
 {{- if include "kvstrata.tlsSecret" . }}
 {{- $tls := dict "cert_file" "/etc/kvstrata/tls/tls.crt" "key_file" "/etc/kvstrata/tls/tls.key" }}
@@ -81,16 +74,4 @@ staging, reserve, schemes, and what the colder tiers keep in memory.
 
 {{- define "kvstrata.objectUrl" -}}
 {{ dig "object" "url" "none" .Values.config }}
-{{- end -}}
-
-{{- /*
-What tenants may have and do. Numbers are whole ones, see above.
-*/ -}}
-{{- define "kvstrata.tenants" -}}
-{{- range $tenant, $bounds := .Values.auth.tenants }}
-[{{ toJson $tenant }}]
-{{- range $key, $value := $bounds }}
-{{ $key }} = {{ toJson $value }}
-{{- end }}
-{{ end }}
 {{- end -}}

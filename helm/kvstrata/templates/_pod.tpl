@@ -51,17 +51,6 @@ spec:
           protocol: TCP
         {{- end }}
         {{- end }}
-        {{- with include "kvstrata.gossip" . }}
-        - name: gossip
-          containerPort: {{ . }}
-          protocol: UDP
-        {{- end }}
-      # The node leaves before it is told to end: routers and members first, then what is hottest goes to others,
-      # while clients finish.
-      lifecycle:
-        preStop:
-          exec:
-            command: ["/usr/bin/kvstrata", "drain", "--wait"]
       # The pages answer once memory is mapped: backing it, and finding what is on nvme, go on after that.
       startupProbe:
         httpGet: {{ include "kvstrata.probe" (dict "root" . "page" "/livez") }}
@@ -89,8 +78,6 @@ spec:
         - name: nvme
           mountPath: {{ .Values.nvme.path }}
         {{- end }}
-        - name: admin
-          mountPath: {{ include "kvstrata.adminDirectory" . }}
         {{- if include "kvstrata.isAgent" . }}
         - name: socket
           mountPath: {{ .Values.agent.socketDirectory }}
@@ -127,7 +114,6 @@ capabilities:
 
 {{- define "kvstrata.env" -}}
 {{- $grpc := include "kvstrata.port" .Values.config.server.grpc_listen }}
-{{- $gossip := include "kvstrata.gossip" . }}
 - name: KV_NODE__NAME
   valueFrom:
     fieldRef:
@@ -137,29 +123,17 @@ capabilities:
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-{{- if or $gossip (include "kvstrata.isAgent" .) }}
+{{- if include "kvstrata.isAgent" . }}
 - name: POD_IP
   valueFrom:
     fieldRef:
       fieldPath: status.podIP
-{{- end }}
-{{- if include "kvstrata.isAgent" . }}
 - name: KV_NODE__ADVERTISE
   value: {{ printf "$(POD_IP):%s" $grpc }}
 {{- else if not (dig "node" "advertise" "" .Values.config) }}
 - name: KV_NODE__ADVERTISE
   value: {{ printf "$(KV_NODE__NAME).%s.%s.svc:%s" (include "kvstrata.headless" .) .Release.Namespace $grpc }}
 {{- end }}
-{{- if $gossip }}
-- name: KV_CLUSTER__ADVERTISE
-  value: {{ printf "$(POD_IP):%s" $gossip }}
-{{- if not (hasKey .Values.config.cluster "seeds") }}
-- name: KV_CLUSTER__SEEDS
-  value: {{ printf "%s.%s.svc:%s" (include "kvstrata.headless" .) .Release.Namespace $gossip }}
-{{- end }}
-{{- end }}
-- name: KVSTRATA_ADMIN
-  value: unix:{{ include "kvstrata.adminDirectory" . }}/admin.sock
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
@@ -175,9 +149,6 @@ capabilities:
           name: {{ include "kvstrata.fullname" . }}
           items:
             - { key: config.toml, path: config.toml }
-            {{- if .Values.auth.tenants }}
-            - { key: tenants.toml, path: tenants.toml }
-            {{- end }}
       - secret:
           name: {{ include "kvstrata.secretName" . }}
           items:
@@ -198,9 +169,6 @@ capabilities:
             - { key: {{ .Values.tls.ca | quote }}, path: tls/ca.crt }
             {{- end }}
       {{- end }}
-- name: admin
-  emptyDir:
-    sizeLimit: 1Mi
 {{- if and .Values.nvme.enabled (ne .Values.nvme.volume "claim") }}
 - name: nvme
   {{- if eq .Values.nvme.volume "emptyDir" }}

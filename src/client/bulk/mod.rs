@@ -21,7 +21,11 @@ pub(super) use put::{Batch, put};
 use tokio::time::{Instant, timeout};
 
 use self::shared::Known;
-use super::{BulkPort, Client, Path, breaker::Breaker, connect::timed_out, server::Server};
+use super::{
+    BulkPort, Client, Path,
+    breaker::Breaker,
+    connect::{Shared, timed_out},
+};
 use crate::limits::BULK_IDLE_MAX;
 
 /// Connections that are kept for the next get or put.
@@ -79,24 +83,22 @@ impl Client {
             return Ok(None);
         }
         let must = matches!(path, Path::Bulk | Path::Shm);
-        let server = self.server();
-        let Some(port) = server.members().bulk().cloned() else {
+        let Some(port) = self.members().bulk().cloned() else {
             let text = "bulk: the server has no bulk port; choose another path";
             return if must { Err(Error::new(ErrorKind::Unsupported, text)) } else { Ok(None) };
         };
-        let pool = &server.bulk;
+        let pool = &self.shared.bulk;
         if let Some(connection) = pool.take(session, &port) {
             return Ok(Some(connection));
         }
         if must {
-            let deadline = self.options().connect_deadline;
-            return server.dial_bulk(&port, session, (path, deadline)).await.map(Some);
+            return self.dial(&port, session, self.options().connect_deadline).await.map(Some);
         }
         if pool.breaker.admit(DIAL).is_err() {
             return Ok(None);
         }
         let deadline = self.options().connect_deadline.min(DIAL_DEADLINE);
-        match pool.breaker.note(server.dial_bulk(&port, session, (path, deadline)).await) {
+        match pool.breaker.note(self.dial(&port, session, deadline).await) {
             Ok(connection) => Ok(Some(connection)),
             Err(error) => {
                 tracing::info!(%error, "bulk port not reached, blocks go over gRPC");
@@ -105,24 +107,23 @@ impl Client {
         }
     }
 
-    /// Keeps a connection whose request is answered for the next one.
-    pub(super) fn keep_bulk(&self, connection: Connection) {
-        self.server().bulk.give_back(connection);
-    }
-}
-
-impl Server {
-    async fn dial_bulk(
+    async fn dial(
         &self,
         port: &BulkPort,
         session: &Bytes,
-        (path, deadline): (Path, Duration),
+        deadline: Duration,
     ) -> Result<Connection> {
-        let Self { access, bulk, .. } = self;
+        let Shared { access, bulk, .. } = &*self.shared;
+        let path = self.options().path;
         let dial = Dial { port, session, access, path, known: &bulk.known };
         match timeout(deadline, Connection::dial(dial)).await {
             Ok(dialled) => dialled,
             Err(_elapsed) => Err(timed_out(DIAL, deadline)),
         }
+    }
+
+    /// Keeps a connection whose request is answered for the next one.
+    pub(super) fn keep_bulk(&self, connection: Connection) {
+        self.shared.bulk.give_back(connection);
     }
 }

@@ -97,12 +97,9 @@ impl Shared {
     /// Takes a block out of the map; returns whether it was readable, and its colder copies.
     fn remove_here(&self, at: Hashed) -> (bool, [Option<Location>; 2]) {
         let entry = self.map.with(at, |shard| {
-            let (len, tiers) = (shard.entry(at)?.len, shard.entry(at)?.tiers());
-            for tier in tiers {
+            for tier in shard.entry(at)?.tiers() {
                 shard.push(removed(at.key, tier));
-                if tier != Tier::Dram {
-                    self.count_copy(tier, (at.key.namespace, len), false);
-                }
+                self.count_copy(tier, false);
             }
             shard.remove(at)
         });

@@ -301,8 +301,7 @@ class SchedulerHalf:
         assert state.asked_at is not None and self._space is not None
         patience = settings.timeout if run.pending else settings.load_timeout
         now = time.monotonic()
-        # Only the server that is asked brings its blocks nearer.
-        if now - state.asked_at >= patience or not (run.pending or run.local):
+        if now - state.asked_at >= patience:
             return False
         if not run.pending and state.fetched is None:
             wanted = _packed(state.request.block_hashes[run.start : found.prefix_blocks])
