@@ -207,7 +207,9 @@ print("the end", flush=True)
 def test_ctrl_c_ends_a_call(start: Start) -> None:
     """Soon, and as Python does it everywhere."""
     server = start()
+    # What is started in the background of a shell inherits that it ignores the signal.
     code = f"""
+signal.signal(signal.SIGINT, signal.default_int_handler)
 freeze({server.process.pid})
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 for wait in (lambda: namespace.exists(hashes(1)),
