@@ -57,7 +57,8 @@ async fn lookups(client: &Client, session: &Session) {
         let (mut lookups, mut releases) = (Vec::new(), Vec::new());
         for _ in 0..LOOKUPS {
             let ask = LeaseAsk { session, ttl: Duration::ZERO, bytes_max: 0 };
-            let options = LookupOptions { lease: leased.then_some(ask), sparse: false };
+            let options =
+                LookupOptions { lease: leased.then_some(ask), ..LookupOptions::default() };
             let started = Instant::now();
             let found = handle.lookup(&hashes, options).await.unwrap();
             lookups.push(started.elapsed());

@@ -283,7 +283,7 @@ async fn a_lease_is_granted_renewed_and_given_back() {
     let (handle, session) = rank(&server, &[4096]).await;
     handle.put(&session, &batch(0..10, &[4096])).await.unwrap();
     let ask = LeaseAsk { session: &session, ttl: Duration::from_secs(5), bytes_max: 4 * 4096 };
-    let options = LookupOptions { lease: Some(ask), sparse: false };
+    let options = LookupOptions { lease: Some(ask), ..LookupOptions::default() };
     let found = handle.lookup(&hashes(0..12), options).await.unwrap();
     let lease = found.lease.unwrap();
     assert_eq!((found.prefix_blocks, lease.blocks, lease.bytes), (10, 4, 4 * 4096));
@@ -325,7 +325,7 @@ async fn the_end_of_a_session_frees_its_leases() {
     let (handle, session) = rank(&server, &[4096]).await;
     handle.put(&session, &batch(0..10, &[4096])).await.unwrap();
     let ask = LeaseAsk { session: &session, ttl: Duration::ZERO, bytes_max: 0 };
-    let options = LookupOptions { lease: Some(ask), sparse: false };
+    let options = LookupOptions { lease: Some(ask), ..LookupOptions::default() };
     handle.lookup(&hashes(0..10), options).await.unwrap().lease.unwrap();
     drop(session);
     wait_until("the lease is free", Duration::from_secs(10), async || {

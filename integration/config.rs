@@ -216,7 +216,10 @@ fn the_chart_knows_the_servers_keys() {
     // The chart gives the pod's name and host, and where it mounts volumes and secrets, whatever the values
     // say.
     known.extend(["node.host", "node.name", "nvme.path"].map(str::to_owned));
-    known.extend(["auth.allow_anonymous", "auth.tokens_file"].map(str::to_owned));
+    known.extend(["cluster.advertise", "server.admin_listen"].map(str::to_owned));
+    known.extend(
+        ["auth.allow_anonymous", "auth.tenants_file", "auth.tokens_file"].map(str::to_owned),
+    );
     known.extend(["tls.cert_file", "tls.client_ca_file", "tls.key_file"].map(str::to_owned));
     known.sort();
     let keys: Vec<String> = Config::default().settings().into_iter().map(|(key, _)| key).collect();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::{
+    fake::{Fake, Lie},
     harness::{SERVER_WAIT, Server, command, wait_until},
     wire::{Wire, namespace},
 };
@@ -18,9 +19,14 @@ struct Said {
 
 impl Said {
     async fn of(server: &Server) -> Self {
+        Self::of_all(&server.grpc()).await
+    }
+
+    /// Of these endpoints.
+    async fn of_all(endpoints: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut command = command(&directory);
-        command.args(["doctor", "--json"]).env("KVSTRATA_ENDPOINT", server.grpc());
+        command.args(["doctor", "--json"]).env("KVSTRATA_ENDPOINT", endpoints);
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
         let findings = serde_json::from_slice(&output.stdout).unwrap();
         Self { findings, succeeded: output.status.success() }
@@ -98,4 +104,57 @@ async fn engines_with_other_roots_forgotten_leases_and_puts_without_hits_are_nam
     assert_eq!(hits, ["note", "problem"], "{:?}", said.findings);
     // The way that is not switched on is named, and is no problem.
     assert_eq!(said.level("shared memory"), "note");
+}
+
+/// A node of this name, with the secret that is kept in `home`.
+async fn node(home: &std::path::Path, name: &str) -> Server {
+    let builder = Server::builder().dram("64MiB").home(home);
+    builder.set("node.name", name).set("node.zone", "z").start().await
+}
+
+#[tokio::test]
+async fn every_endpoint_is_asked_and_what_differs_between_nodes_is_named() {
+    let (home, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let first = node(home.path(), "a").await;
+    let second = node(home.path(), "b").await;
+    let stranger = node(elsewhere.path(), "c").await;
+    let mut seeded = namespace("m");
+    seeded.hash_root = vec![2; 32].into();
+    let _one = Wire::connect(&first, namespace("m")).await;
+    let _other = Wire::connect(&second, seeded).await;
+
+    let said = Said::of_all(&format!("{},{}", first.grpc(), second.grpc())).await;
+    assert_eq!(said.about("member").len(), 2, "{:?}", said.findings);
+    assert_eq!(said.level("secret"), "fine");
+    // They share a model, not its root, and neither of them could know that.
+    assert_eq!(said.level("hash root"), "problem");
+    // Nobody has told them of one another.
+    assert_eq!(said.level("lists"), "problem");
+
+    let said = Said::of_all(&format!("{}, {}", first.grpc(), stranger.grpc())).await;
+    assert_eq!(said.level("secret"), "problem");
+    assert!(said.about("secret")[0].1.starts_with("c has another secret"), "{:?}", said.findings);
+    assert!(said.about("hash root").is_empty(), "{:?}", said.findings);
+
+    // The same node by the same address twice is one node.
+    let said = Said::of_all(&format!("{0},{0}", first.grpc())).await;
+    assert!(said.about("member").is_empty(), "{:?}", said.findings);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_that_does_not_answer_does_not_hide_the_others() {
+    let home = tempfile::tempdir().unwrap();
+    let first = node(home.path(), "a").await;
+    // It speaks the contract, has no name, and ids of its own.
+    let fake = Fake::start(Lie::None);
+    let gone = "127.0.0.1:1";
+    let said = Said::of_all(&format!("{},{},{gone}", first.grpc(), fake.endpoint())).await;
+    assert!(!said.succeeded);
+    let members = said.about("member");
+    let levels: Vec<_> = members.iter().map(|(level, _)| level.as_str()).collect();
+    assert_eq!(levels, ["fine", "fine", "problem"], "{members:?}");
+    assert!(members[1].1.contains(&fake.endpoint()) && members[2].1.contains(gone), "{members:?}");
+    let secret = said.about("secret");
+    assert!(secret[0].1.contains(&fake.endpoint()), "{secret:?}");
+    assert_eq!(said.level("gRPC"), "fine");
 }

@@ -1,11 +1,13 @@
 //! A server of the contract that keeps blocks in a map and lies in one chosen way, so that the
 //! client is tested against what no correct server does.
 
+mod plan;
+
 use std::{
     collections::HashMap,
     net::SocketAddr,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -14,7 +16,8 @@ use futures_util::{Stream, StreamExt, stream};
 use kvstrata_proto::v1::{
     self,
     block_cache_server::{BlockCache, BlockCacheServer},
-    get_response, put_request, put_response, session_event,
+    get_response::{self, Message},
+    put_request, put_response, session_event,
 };
 use kvstrata_tiers::{block::BlockHash, checksum::part_checksum, namespace::NamespaceId};
 use tokio::{net::TcpListener, runtime::Runtime};
@@ -22,6 +25,8 @@ use tonic::{
     Request, Response, Status, Streaming,
     transport::{Server, server::TcpIncoming},
 };
+
+pub(crate) use plan::Plan;
 
 /// How the server lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +71,7 @@ type Value = (Bytes, u64);
 pub(crate) struct Fake {
     pub(crate) address: SocketAddr,
     pub(crate) lie: Arc<Mutex<Lie>>,
+    plan: Arc<Mutex<Plan>>,
     /// Its own, so that dropping the fake also ends its connections.
     runtime: Option<Runtime>,
 }
@@ -89,7 +95,8 @@ impl Fake {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let lie = Arc::new(Mutex::new(lie));
-        let store = Store { lie: Arc::clone(&lie), ..Default::default() };
+        let plan: Arc<Mutex<Plan>> = Arc::default();
+        let store = Store { lie: Arc::clone(&lie), plan: Arc::clone(&plan), ..Default::default() };
         let service = BlockCacheServer::new(store)
             .max_decoding_message_size(8 << 20)
             .max_encoding_message_size(8 << 20);
@@ -99,11 +106,16 @@ impl Fake {
         let serving = Server::builder().add_service(service).serve_with_incoming(incoming);
         drop(entered);
         let _detached = runtime.spawn(serving);
-        Self { address, lie, runtime: Some(runtime) }
+        Self { address, lie, plan, runtime: Some(runtime) }
     }
 
     pub(crate) fn endpoint(&self) -> String {
         self.address.to_string()
+    }
+
+    /// What it says of its cluster.
+    pub(crate) fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap()
     }
 
     pub(crate) fn lie(&self, lie: Lie) {
@@ -113,13 +125,15 @@ impl Fake {
 
 struct Store {
     lie: Arc<Mutex<Lie>>,
+    plan: Arc<Mutex<Plan>>,
     parts: Arc<Mutex<u32>>,
     values: Arc<Mutex<HashMap<Key, Value>>>,
 }
 
 impl Default for Store {
     fn default() -> Self {
-        Self { lie: Arc::new(Mutex::new(Lie::None)), parts: Arc::default(), values: Arc::default() }
+        let lie = Arc::new(Mutex::new(Lie::None));
+        Self { lie, plan: Arc::default(), parts: Arc::default(), values: Arc::default() }
     }
 }
 
@@ -168,6 +182,11 @@ impl Store {
                 None => Ok(miss(index)),
             })
             .collect();
+        if request.stop_at_miss {
+            let is_miss = |message: &Result<v1::GetResponse, Status>| matches!(message, Ok(response) if matches!(response.message, Some(Message::Miss(_))));
+            let end = messages.iter().position(is_miss).map_or(messages.len(), |at| at + 1);
+            messages.truncate(end);
+        }
         match lie {
             Lie::SwappedOrder => messages.swap(0, 1),
             Lie::ShortStream => messages.truncate(1),
@@ -263,10 +282,13 @@ impl BlockCache for Store {
             _ => (1, 0),
         };
         *self.parts.lock().unwrap() = parts;
+        let (members, home) = self.plan.lock().unwrap().opened();
         Ok(Response::new(v1::OpenResponse {
             namespace_id: Bytes::from_static(&NAMESPACE),
             block_bytes,
             limits: Some(limits()),
+            members,
+            home,
             ..Default::default()
         }))
     }
@@ -280,7 +302,10 @@ impl BlockCache for Store {
         let first = v1::SessionEvent { event: Some(session_event::Event::Opened(opened)) };
         let draining = v1::Draining { grace_ms: 1234 };
         let second = v1::SessionEvent { event: Some(session_event::Event::Draining(draining)) };
-        let events = stream::iter([Ok(first), Ok(second)]).chain(stream::pending());
+        let mut plan = self.plan.lock().unwrap();
+        plan.sessions += 1;
+        let told = if plan.stays { vec![Ok(first)] } else { vec![Ok(first), Ok(second)] };
+        let events = stream::iter(told).chain(stream::pending());
         Ok(Response::new(Box::pin(events)))
     }
 
@@ -299,7 +324,20 @@ impl BlockCache for Store {
         let request = request.into_inner();
         let hashes = split(&request.hashes);
         let found = |hash: &&Bytes| self.lie() != Lie::AlwaysMiss && self.has(hash);
-        let prefix = wire(hashes.iter().take_while(found).count());
+        let mut plan = self.plan.lock().unwrap();
+        plan.lookups += 1;
+        let runs = plan.runs(&hashes, |hash| found(&hash));
+        let (mut prefix, mut sparse) = (wire(hashes.iter().take_while(found).count()), Vec::new());
+        let mut named = Vec::new();
+        if plan.members.is_some() {
+            prefix = 0;
+            for run in runs {
+                let follows = run.start == prefix;
+                prefix = if follows { run.end } else { prefix };
+                if follows { named.push(run) } else { sparse.push(run) }
+            }
+        }
+        let members_epoch = plan.members.as_ref().map_or(0, |members| members.epoch);
         let asked = wire(hashes.len());
         let off = u32::from(self.lie() == Lie::WrongSum);
         let counts =
@@ -308,6 +346,9 @@ impl BlockCache for Store {
             asked,
             prefix_blocks: prefix,
             counts: Some(counts),
+            runs: named,
+            sparse: if request.sparse { sparse } else { Vec::new() },
+            members_epoch,
             lease: request.lease.filter(|_| self.lie() != Lie::FoundAndGone).map(|_| v1::Lease {
                 lease_id: Bytes::from_static(&[2; 16]),
                 blocks: prefix,
@@ -374,6 +415,10 @@ impl BlockCache for Store {
         &self,
         request: Request<v1::GetRequest>,
     ) -> Result<Response<Self::GetStream>, Status> {
+        let answers = self.plan.lock().unwrap().asked()?;
+        if !answers {
+            std::future::pending::<()>().await;
+        }
         let messages = self.get_messages(&request.into_inner());
         Ok(Response::new(Box::pin(stream::iter(messages))))
     }

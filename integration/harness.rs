@@ -35,6 +35,8 @@ pub(crate) struct Builder {
     open_files: Option<u32>,
     home: Option<PathBuf>,
     wrapper: Vec<String>,
+    /// Where gRPC and HTTP listen; on free ports of this host if it is not said.
+    at: Option<[String; 2]>,
 }
 
 /// A running server.
@@ -53,6 +55,8 @@ struct Addresses {
     grpc: String,
     http: String,
     bulk: Option<String>,
+    gossip: Option<String>,
+    admin: Option<String>,
 }
 
 impl Builder {
@@ -85,6 +89,12 @@ impl Builder {
         self
     }
 
+    /// Lets it listen at an address of its own, on the ports that are the default.
+    pub(crate) fn at(mut self, address: &str) -> Self {
+        self.at = Some([9400, 9401].map(|port| format!("{address}:{port}")));
+        self
+    }
+
     /// Starts the process and waits until it serves.
     pub(crate) async fn start(self) -> Server {
         let (mut server, serves) = self.spawn();
@@ -104,9 +114,11 @@ impl Builder {
     fn spawn(self) -> (Server, oneshot::Receiver<String>) {
         let own = self.home.is_none().then(|| tempfile::tempdir().unwrap());
         let home = self.home.as_deref().or(own.as_ref().map(tempfile::TempDir::path)).unwrap();
+        let [grpc, http] =
+            self.at.unwrap_or_else(|| ["127.0.0.1:0", "127.0.0.1:0"].map(str::to_owned));
         let mut child = wrapped(limited(command_at(home), self.open_files), &self.wrapper)
             .args(["serve", "--print-addresses"])
-            .args(["--set", "server.grpc_listen=127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+            .args(["--grpc-listen", &grpc, "--http-listen", &http])
             .args(self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -146,6 +158,16 @@ impl Server {
     /// `host:port` of the bulk port.
     pub(crate) fn bulk(&self) -> &str {
         self.addresses.bulk.as_deref().unwrap()
+    }
+
+    /// `host:port` of gossip, over UDP.
+    pub(crate) fn gossip(&self) -> &str {
+        self.addresses.gossip.as_deref().unwrap()
+    }
+
+    /// `host:port` of the admin listener.
+    pub(crate) fn admin(&self) -> &str {
+        self.addresses.admin.as_deref().unwrap()
     }
 
     /// A connection of its own.

@@ -8,23 +8,31 @@
 )]
 
 mod abandon;
+mod admin;
 mod advice;
 mod bad_input;
 mod bulk;
 mod bulk_peers;
 mod cli;
 mod client;
+mod cluster;
+mod cluster_drain;
 mod config;
+mod console;
 mod crash;
 mod doctor;
 mod drain;
 mod events;
 mod fake;
+mod fanout;
 mod handoff;
 mod harness;
+mod holders;
+mod homes;
 mod identity;
 mod memory;
 mod metrics;
+mod netns;
 mod nvme;
 mod object;
 mod plan;

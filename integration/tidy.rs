@@ -7,6 +7,7 @@
 //! To change a rule on purpose, change its table here and write a decision record that says why.
 
 mod imports;
+mod inventory;
 mod leftovers;
 mod shape;
 mod source;

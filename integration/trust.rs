@@ -1,10 +1,13 @@
 //! Who may come in, and how: tokens and TLS on every listener of real servers.
 
 mod pki;
+mod quotas;
 mod rotation;
+mod secrets;
 mod start;
 mod tenants;
 mod tls;
+mod unobservable;
 
 use std::{
     path::{Path, PathBuf},

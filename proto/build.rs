@@ -6,7 +6,12 @@ use prost::Message;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
-    let files = ["kvstrata/v1/blocks.proto", "kvstrata/router/v1/router.proto"];
+    let files = [
+        "kvstrata/v1/blocks.proto",
+        "kvstrata/router/v1/router.proto",
+        "kvstrata/peer/v1/peer.proto",
+        "kvstrata/admin/v1/admin.proto",
+    ];
     let descriptors = protox::compile(files, ["proto"])?;
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
     let encoded = descriptors.encode_to_vec();

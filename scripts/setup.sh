@@ -32,6 +32,25 @@ has_python() {
   python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
+# The console is looked at in a browser without a window.
+has_browser() {
+  command -v "${KVSTRATA_BROWSER:-chromium-headless-shell}" >/dev/null \
+    || command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null
+}
+
+# Debian has one as a package; without it those tests say that they were skipped.
+install_browser() {
+  if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+    say 'no browser: the tests of the console will be skipped'
+    return
+  fi
+  say 'installing: chromium-headless-shell'
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends chromium-headless-shell fonts-dejavu-core >/dev/null \
+    || say 'no browser could be installed: the tests of the console will be skipped'
+}
+
 check_rust() {
   if ! cargo --version >/dev/null 2>&1; then
     say 'no Rust toolchain: install Rust 1.95 or newer with rustup, then run this again'
@@ -54,6 +73,8 @@ missing_packages() {
     command -v git >/dev/null || echo git
     command -v openssl >/dev/null || echo openssl
     command -v strace >/dev/null || echo strace
+    command -v ip >/dev/null || echo iproute2
+    command -v iptables >/dev/null || echo iptables
   fi
 }
 
@@ -91,4 +112,7 @@ if ((${#missing[@]} > 0)); then
     say "still missing after the installation: ${missing[*]} (Python 3.11 or newer is needed)"
     exit 1
   fi
+fi
+if [[ $tests == yes ]] && ! has_browser; then
+  install_browser
 fi

@@ -89,6 +89,18 @@ python_package() {
   "$python" -m pytest --quiet -p no:cacheprovider python/tests
 }
 
+# The console in a real browser.
+console() {
+  local browser
+  for browser in "${KVSTRATA_BROWSER:-chromium-headless-shell}" chromium chromium-browser google-chrome; do
+    if command -v "$browser" >/dev/null; then
+      .venv/bin/python -m pytest --quiet -p no:cacheprovider integration/console
+      return
+    fi
+  done
+  echo "$skip_mark"'console: no browser is installed, and none could be)' | tee -a "$test_errors" >&2
+}
+
 # A real vLLM on this CPU.
 vllm_engine() {
   if [[ $(uname -m) != x86_64 ]]; then
@@ -132,5 +144,6 @@ part 'docs' docs
 part 'tests' tests
 part 'chart pods' chart_pods
 part 'python package' python_package
+part 'console' console
 part 'dynamo' dynamo_indexer
 part 'vllm' vllm_engine

@@ -1,16 +1,17 @@
 //! Where a node listens, and what it tells others of it.
 
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr, path::Path};
 
 use bytes::Bytes;
 use serde::Serialize;
 use tokio::net::TcpListener;
 
 use crate::{
+    api::admin,
     bulk,
-    config::{Auto, Config, PathText},
+    config::{AdminAddress, Auto, Config, PathText},
     id,
-    members::{BulkPort, Member, Members, this_machine},
+    members::{BulkPort, Member, this_machine},
     metrics::Door,
     resp,
     server::ServeError,
@@ -28,6 +29,10 @@ pub struct Addresses {
     pub bulk: Option<SocketAddr>,
     /// The RESP listener, if there is one.
     pub resp: Option<SocketAddr>,
+    /// The admin listener, if it listens on TCP.
+    pub admin: Option<SocketAddr>,
+    /// Gossip, over UDP, if there is any.
+    pub gossip: Option<SocketAddr>,
 }
 
 /// Listens on TCP.
@@ -74,8 +79,9 @@ pub(crate) async fn listen_bulk(
     let instance = Bytes::copy_from_slice(&instance);
     let mut port = BulkPort { tcp: String::new(), unix: String::new(), instance };
     if let Some(PathText(path)) = config.server.bulk_unix.given() {
-        let failed = |source| ServeError::ListenUnix { path: path.display().to_string(), source };
-        listeners.push(bulk::listen_unix(path).await.map_err(failed)?);
+        let failed = |source| unix_failed("server.bulk_unix", path, source);
+        let (listener, file) = bulk::listen_unix(path).await.map_err(failed)?;
+        listeners.push(bulk::Listener::Unix(listener, file));
         port.unix = path.display().to_string();
     }
     if let Some(at) = bound {
@@ -97,6 +103,31 @@ pub(crate) async fn listen_resp(
     Ok(Some((resp::Listener { tcp, entry }, at)))
 }
 
+/// Listens for operators, if that is asked for; returns its address on TCP.
+pub(crate) async fn listen_admin(
+    config: &Config,
+    trust: &Trust,
+) -> Result<Option<(admin::Listener, Option<SocketAddr>)>, ServeError> {
+    const KEY: &str = "server.admin_listen";
+    match config.server.admin_address() {
+        None => Ok(None),
+        Some(AdminAddress::Tcp(address)) => {
+            let (tcp, at) = listen(KEY, address).await?;
+            Ok(Some((admin::Listener::Tcp(tcp, trust.plain_entry(Door::Admin)), Some(at))))
+        }
+        Some(AdminAddress::Unix(path)) => {
+            let failed = |source| unix_failed(KEY, &path, source);
+            let (unix, file) = bulk::listen_unix(&path).await.map_err(failed)?;
+            admin::keep_private(&file).map_err(failed)?;
+            Ok(Some((admin::Listener::Unix(unix, file), None)))
+        }
+    }
+}
+
+fn unix_failed(key: &'static str, path: &Path, source: io::Error) -> ServeError {
+    ServeError::ListenUnix { key, path: path.display().to_string(), source }
+}
+
 /// The host that clients reach this node at, and its `host:port` of gRPC.
 fn advertised(config: &Config, name: &str, listening: SocketAddr) -> (String, String) {
     let endpoint = match &config.node.advertise {
@@ -108,15 +139,34 @@ fn advertised(config: &Config, name: &str, listening: SocketAddr) -> (String, St
     (host.to_owned(), endpoint)
 }
 
-/// The cluster of this one node.
-pub(crate) fn members(
+/// The `host:port` that other nodes reach this one's gossip at.
+pub(crate) fn gossip_advertised(config: &Config, name: &str, listening: SocketAddr) -> String {
+    match &config.cluster.advertise {
+        Auto::Given(endpoint) => endpoint.clone(),
+        Auto::Auto if listening.ip().is_unspecified() => {
+            let (host, _) = advertised(config, name, listening);
+            format!("{host}:{}", listening.port())
+        }
+        Auto::Auto => listening.to_string(),
+    }
+}
+
+/// What others are told of this node.
+pub(crate) fn member(
     config: &Config,
     name: &str,
-    listening: SocketAddr,
+    (grpc, http): (SocketAddr, SocketAddr),
     bulk: Option<BulkPort>,
-) -> Members {
-    let (_host, endpoint) = advertised(config, name, listening);
-    let (name, zone, host) = (name.to_owned(), config.node.zone.clone(), host_name(config));
-    let member = Member { index: 0, name, endpoint, zone, host, bulk };
-    Members { epoch: 1, answering: 0, list: vec![member] }
+) -> Member {
+    let (host, endpoint) = advertised(config, name, grpc);
+    Member {
+        name: name.to_owned(),
+        endpoint,
+        zone: config.node.zone.clone(),
+        host: host_name(config),
+        bulk,
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        http: format!("{host}:{}", http.port()),
+        ..Member::default()
+    }
 }

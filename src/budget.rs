@@ -9,7 +9,10 @@ use std::{fmt, fs, path::Path};
 
 use kvstrata_tiers::limits::{GIB, INDEX_BYTES_PER_BLOCK, MIB};
 
-use crate::config::{Auto, Config, Problem, Size};
+use crate::{
+    cluster::feed::Feed,
+    config::{Auto, Config, Problem, Size},
+};
 
 /// The index takes 1 / this of the limit: enough for blocks of 7 KiB in dram, and real ones are
 /// larger; a node with a colder tier uses the rest for what lies there.
@@ -48,6 +51,11 @@ const NVME_BLOCKS_EIGHTHS: u64 = 7;
 const EVENTS_DIVISOR: u64 = 32;
 /// The least: what is kept to be sent again, and ten thousand blocks.
 const EVENTS_BYTES_MIN: u64 = 16 * MIB;
+/// In a cluster, filters that say which blocks nodes may have take 1 / this of the limit: those of ninety nodes as
+/// large as this one, each with an index that is full.
+const CLUSTER_DIVISOR: u64 = 64;
+/// The least: the same of nodes with the smallest index, and what is kept to tell others of it.
+const CLUSTER_BYTES_MIN: u64 = 8 * MIB;
 /// Reserve that does not depend on the limit: code, runtime, thread stacks, metrics.
 const RESERVE_BYTES: u64 = 40 * MIB;
 /// Reserve for allocator slack and page tables: 1 / this of the limit.
@@ -85,6 +93,8 @@ pub struct Budget {
     pub object_staging: u64,
     /// What routers were told; 0 where none are.
     pub events: u64,
+    /// Filters of the nodes of a cluster; 0 for one that is alone.
+    pub cluster: u64,
     /// What nobody may claim, with what an explicit dram capacity leaves.
     pub reserve: u64,
 }
@@ -97,6 +107,8 @@ struct Tiers {
     pack_bytes: Option<u64>,
     /// Routers are told of what is in them.
     told: bool,
+    /// Other nodes ask for it.
+    shared: bool,
 }
 
 impl Tiers {
@@ -106,6 +118,7 @@ impl Tiers {
             nvme: config.nvme.is_enabled(),
             pack_bytes: object.is_enabled().then_some(object.pack_bytes.0),
             told: config.events.publish.given().is_some(),
+            shared: config.cluster.listen.given().is_some(),
         }
     }
 }
@@ -183,7 +196,7 @@ impl Budget {
     }
 
     /// The shares that depend on the limit only; dram is left 0.
-    fn shares(limit: u64, Tiers { nvme, pack_bytes, told }: Tiers) -> Self {
+    fn shares(limit: u64, Tiers { nvme, pack_bytes, told, shared }: Tiers) -> Self {
         let of_nvme = |divisor: u64, least: u64, most: u64| {
             if nvme { (limit / divisor).clamp(least, most) } else { 0 }
         };
@@ -201,6 +214,7 @@ impl Budget {
             ),
             object_staging: pack_bytes.map_or(0, |pack| pack + OBJECT_STAGING_BYTES),
             events: if told { (limit / EVENTS_DIVISOR).max(EVENTS_BYTES_MIN) } else { 0 },
+            cluster: if shared { (limit / CLUSTER_DIVISOR).max(CLUSTER_BYTES_MIN) } else { 0 },
             reserve: RESERVE_BYTES + limit / RESERVE_DIVISOR,
         }
     }
@@ -213,6 +227,7 @@ impl Budget {
             + self.nvme_staging
             + self.object_staging
             + self.events
+            + self.cluster
             + self.reserve
     }
 
@@ -220,6 +235,13 @@ impl Budget {
     #[must_use]
     pub fn index_blocks_max(&self) -> u64 {
         self.index / INDEX_BYTES_PER_BLOCK
+    }
+
+    /// Bytes for the filters of other members: what that of this node leaves.
+    #[must_use]
+    pub fn filters_of_members(&self) -> u64 {
+        let own = Feed::new(self.index_blocks_max()).bytes_max();
+        self.cluster.saturating_sub(u64::try_from(own).unwrap_or(u64::MAX))
     }
 
     /// How many blocks the nvme tier may hold.
@@ -256,6 +278,7 @@ impl fmt::Display for Budget {
             ("nvme staging", self.nvme_staging, "blocks on their way to and from the disk"),
             ("object", self.object_staging, "packs on their way to the bucket, ranges from it"),
             ("events", self.events, "what routers were told, and what is kept to tell them again"),
+            ("cluster", self.cluster, "filters that say which blocks other nodes may have"),
             ("reserve", self.reserve, "code, runtime, allocator; what nobody may claim"),
             ("limit", self.limit, "all of it"),
         ];
@@ -336,6 +359,13 @@ mod tests {
         telling.events.publish = "llm-d=tcp://epp:5557,model=m".parse().unwrap();
         let telling = table(telling);
         assert!(telling.contains("events           32  what"), "{telling}");
+        assert!(!telling.contains("cluster"), "{telling}");
+        let mut shared = config(Some(GIB), None);
+        shared.cluster.listen = "127.0.0.1:9403".parse().unwrap();
+        let budget = Budget::divide(&shared, MACHINE).unwrap();
+        let text = budget.to_string();
+        assert!(text.contains("cluster          16  filters"), "{text}");
+        assert!(budget.filters_of_members() > 13 * MIB && budget.filters_of_members() < 16 * MIB);
     }
 
     #[test]

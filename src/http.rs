@@ -1,8 +1,10 @@
-//! `/livez`, `/readyz` and `/metrics` for kubelet and Prometheus; the router's calls as JSON (`twins`).
+//! `/livez`, `/readyz` and `/metrics` for kubelet and Prometheus; the router's calls as JSON (`twins`); the
+//! page for people (`console`).
 //!
 //! Liveness says only that the process answers: it never depends on a peer, a tier or the load,
 //! because a restart heals none of those. Readiness says whether to send work here.
 
+mod console;
 mod twins;
 
 use std::{io, net::SocketAddr, sync::Arc};
@@ -25,6 +27,7 @@ use crate::{
     },
     auth::{Gate, bearer_token},
     metrics::Door,
+    node::Node,
     readiness::{Readiness, Status},
     tls::Entry,
 };
@@ -55,15 +58,17 @@ pub(crate) fn router(
     registry: Arc<Registry>,
     gate: Gate,
     refresh: impl Fn() + Send + Sync + 'static,
-    routers: RouterService,
+    (node, routers): (Arc<Node>, RouterService),
 ) -> Router {
     let twins = twins::routes(routers, gate.clone(), readiness.clone());
+    let console = console::routes(node, gate.clone(), readiness.clone());
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .with_state(Pages { readiness, registry, gate, refresh: Arc::new(refresh) })
         .merge(twins)
+        .merge(console)
 }
 
 /// Where readers of pages come in: few at a time, and none that says nothing for long.
@@ -101,10 +106,13 @@ async fn readyz(State(pages): State<Pages>) -> impl IntoResponse {
     }
 }
 
+/// The token that a request shows, if it does.
+fn token_of(headers: &HeaderMap) -> Option<&[u8]> {
+    bearer_token(headers.get(header::AUTHORIZATION)?.as_bytes())
+}
+
 async fn metrics(State(pages): State<Pages>, headers: HeaderMap) -> Response {
-    let header = headers.get(header::AUTHORIZATION);
-    let token = header.and_then(|header| bearer_token(header.as_bytes()));
-    if let Err(refused) = pages.gate.admit_operator(Door::Http, token) {
+    if let Err(refused) = pages.gate.admit_operator(Door::Http, token_of(&headers)) {
         let scheme = [(header::WWW_AUTHENTICATE, "Bearer")];
         return (StatusCode::UNAUTHORIZED, scheme, format!("{refused}\n")).into_response();
     }

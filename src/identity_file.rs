@@ -52,11 +52,20 @@ pub enum IdentityError {
     },
 }
 
+/// Where a secret comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// It was there.
+    Found,
+    /// It was made by this start.
+    Generated,
+}
+
 /// Loads the secret, or generates it if the file does not exist.
 ///
 /// # Errors
 /// If there is no place for the file, it cannot be read or made, or it holds something else.
-pub fn load_or_generate(config: &Identity) -> Result<Secret, IdentityError> {
+pub fn load_or_generate(config: &Identity) -> Result<(Secret, Origin), IdentityError> {
     let path = match config.secret_file.given() {
         Some(path) => path.0.clone(),
         None => default_path(env::var_os("XDG_CONFIG_HOME"), env::var_os("HOME"))?,
@@ -65,10 +74,12 @@ pub fn load_or_generate(config: &Identity) -> Result<Secret, IdentityError> {
         let path = path.clone();
         move |source| IdentityError::File { path, doing, source }
     };
+    let mut origin = Origin::Found;
     match read(&path) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => {
             generate(&path).map_err(failed("generate secret"))?;
             info!(path = %path.display(), "identity secret generated");
+            origin = Origin::Generated;
         }
         Err(why) => return Err(failed("read secret")(why)),
         Ok(_) => {}
@@ -76,7 +87,7 @@ pub fn load_or_generate(config: &Identity) -> Result<Secret, IdentityError> {
     let text = read(&path).map_err(failed("read secret"))?;
     let mut secret = [0; 32];
     match hex::decode_to_slice(text.trim(), &mut secret) {
-        Ok(()) => Ok(Secret::new(secret)),
+        Ok(()) => Ok((Secret::new(secret), origin)),
         Err(_content_stays_unprinted) => Err(IdentityError::Content { path, length: text.len() }),
     }
 }
@@ -147,9 +158,9 @@ mod tests {
     fn the_first_start_generates_and_the_next_ones_load() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep").join("identity");
-        load_or_generate(&at(&path)).unwrap();
+        assert_eq!(load_or_generate(&at(&path)).unwrap().1, Origin::Generated);
         let first = fs::read_to_string(&path).unwrap();
-        load_or_generate(&at(&path)).unwrap();
+        assert_eq!(load_or_generate(&at(&path)).unwrap().1, Origin::Found);
         assert_eq!(fs::read_to_string(&path).unwrap(), first);
         assert_eq!(first.trim().len(), 64);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);

@@ -13,10 +13,13 @@ mod bulk;
 pub mod changes;
 pub mod cli;
 pub mod client;
+pub mod cluster;
 pub mod config;
+mod console;
 #[cfg(test)]
 mod corpus_tests;
 pub mod costs;
+pub mod drain;
 mod events;
 mod flow;
 pub mod http;

@@ -137,6 +137,12 @@ pub const TOKEN_BYTES_MIN: usize = 32;
 pub const TOKENS_MAX: usize = 65_536;
 /// The longest name of a tenant: that of a DNS name.
 pub const TENANT_BYTES_MAX: usize = 253;
+/// What a tenant may do at once of what it may do in a second: all of it.
+pub const RATE_BURST: Duration = Duration::from_secs(1);
+/// The shortest time that a tenant over its rate is asked to wait: what a client can sleep for.
+pub const RATE_WAIT_MIN: Duration = Duration::from_millis(1);
+/// The longest: its limit may have been raised meanwhile.
+pub const RATE_WAIT_MAX: Duration = Duration::from_secs(60);
 /// The longest text of a refusal.
 pub const BULK_TEXT_BYTES_MAX: usize = 4096;
 /// Longest time for a frame, from its first byte to its last, in either direction: 140 kB/s.
@@ -254,13 +260,152 @@ pub const ROUTER_WATCHERS_MAX: usize = 32;
 pub const ROUTER_UPDATE_BLOCKS: usize = 4096;
 /// Between two updates of what tiers cost, at least.
 pub const ROUTER_TIERS_INTERVAL: Duration = Duration::from_millis(100);
+/// Blocks that the filter of a node is made for at most: 320 MiB, and the index of a node of 1.6 TiB.
+pub const FILTER_KEYS_MAX: u32 = 1 << 28;
+/// And at least: 5 KiB, so that a node that fills does not make a new one for every block.
+pub const FILTER_KEYS_MIN: u32 = 4096;
+/// Bytes of a filter in one message.
+pub const FILTER_PIECE_BYTES: usize = MIB;
+/// Additions to its filter that a node keeps for those who ask: 1 MiB, a second at 130,000 blocks a second.
+pub const FILTER_ADDITIONS_KEPT: usize = 131_072;
+/// How often a member is asked what is new in its filter: what was put there is found from elsewhere this late at
+/// most, and a hundred nodes that ask each other take ten thousand small calls a second of all of them together.
+pub const FILTER_INTERVAL: Duration = Duration::from_secs(1);
+/// Bytes a second that filters of one member may take on average: a whole one makes for a longer pause.
+pub const FILTER_BYTES_PER_SECOND: u64 = 8 << 20;
+/// Longest time for a member to be reached, and for each piece of its filter to come.
+pub const PEER_DEADLINE: Duration = Duration::from_secs(2);
+/// A filter that is older says nothing of what its node lacks: a few questions have gone unanswered.
+pub const FILTER_AGE_MAX: Duration = Duration::from_secs(5);
+/// Between two attempts to reach a member, the first and the longest.
+pub const PEER_RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// Longest time that a lookup waits for other members, all rounds together: what they answer takes one millisecond,
+/// and an engine whose scheduler waits has lost more than twenty of them are worth.
+pub const FANOUT_DEADLINE: Duration = Duration::from_millis(20);
+/// How often a lookup asks others: once for what follows its own blocks, and again where one leaves off.
+pub const FANOUT_ROUNDS_MAX: usize = 3;
+/// Members that are asked at a time.
+pub const FANOUT_ASKED_MAX: usize = 4;
+/// Blocks that a filter is asked for to find who has most: a tenth of a millisecond.
+pub const FANOUT_SURVEY_BLOCKS: usize = 4096;
+/// Hashes that a member is asked for behind what its filter has: of what was put in the last second.
+pub const FANOUT_BEYOND_BLOCKS: usize = 256;
+/// Endpoints that a client is given: any of a cluster will do, so there is no use in many.
+pub const CLIENT_ENDPOINTS_MAX: usize = 64;
+/// How often a client follows what a server says of its home: servers may have heard differently of one another
+/// for a second, and then each sends it to the next.
+pub const CLIENT_MOVES_MAX: usize = 2;
+/// Blocks on other members that a namespace of a client remembers the places of: those of the longest lookup, 100
+/// bytes each.
+pub const PLACEMENTS_MAX: usize = LOOKUP_HASHES_MAX;
+/// Other members that a client keeps connections to: those which hold parts of its prompts, a few of all.
+pub const HOLDERS_MAX: usize = 64;
+/// Longest time to connect to one of them: they are in one network, and without it there is a miss.
+pub const HOLDER_CONNECT_DEADLINE: Duration = Duration::from_secs(1);
+/// Longest silence of one that is read from. Cold object stores take as long; an engine had better compute.
+pub const HOLDER_SILENCE_MAX: Duration = Duration::from_secs(5);
 /// How long a client should wait when a count is exhausted.
 pub const RETRY_AFTER_COUNT: Duration = Duration::from_millis(500);
+/// Connections of operators: a few commands, and those of a chart's hook.
+pub const ADMIN_CONNECTIONS_MAX: usize = 16;
+/// How often an operator who waits for a drain is told how far it is, if nothing happens meanwhile.
+pub const ADMIN_PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+/// A drain waits 1 / this of its grace for routers to be told, at most..
+pub const DRAIN_TELL_SHARE_DIVISOR: u32 = 10;
+/// ..and so long at most: one that takes longer is cut off soon.
+pub const DRAIN_TELL_MAX: Duration = Duration::from_secs(2);
+/// A drain hands over 1 / this of dram at most: what is colder would push out what is hotter elsewhere..
+pub const HANDOVER_SHARE_DIVISOR: u64 = 2;
+/// ..within 1 / this of its grace, so that clients have the rest for what they lack by then.
+pub const HANDOVER_TIME_DIVISOR: u32 = 2;
+/// Payload that goes to a member at a time: four of these are enough for a fast network..
+pub const HANDOVER_BATCH_BYTES: u64 = 8 * MIB as u64;
+/// ..and the blocks of it, where they are small.
+pub const HANDOVER_BATCH_BLOCKS: usize = 1024;
+/// Batches on their way to one member at a time.
+pub const HANDOVER_STREAMS: usize = 4;
+/// Blocks that are read often and go to their second holder at a time.
+pub const SECOND_BLOCKS_AT_ONCE: usize = 4096;
+/// Payload that goes there in a second: a hundredth of what a fast network carries..
+pub const SECOND_BYTES_PER_SECOND: u64 = 64 * MIB as u64;
+/// ..and 1 / this of dram in..
+pub const SECOND_SHARE_DIVISOR: u64 = 16;
+/// ..so long: what is read often changes from hour to hour.
+pub const SECOND_WINDOW: Duration = Duration::from_secs(600);
+/// How long blocks of one get may take to come together.
+pub const SECOND_GATHER: Duration = Duration::from_millis(200);
+/// How long a member that did not answer is left alone.
+pub const SECOND_PAUSE: Duration = Duration::from_secs(10);
+/// Blocks of a chain that are gone back to find its root: 64 k tokens at 16 to a block.
+pub const SECOND_CHAIN_MAX: usize = 4096;
+/// Longest time for a member to answer when blocks are pushed to it.
+pub const PUSH_DEADLINE: Duration = Duration::from_secs(5);
+/// One column of the console's charts: short enough to see a minute, long enough that an hour is few.
+pub const CONSOLE_SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
+/// Columns that are kept: an hour, 35 kB.
+pub const CONSOLE_SAMPLES_MAX: usize = 360;
+/// Slow loads that are kept of one tenant: what fits on a screen.
+pub const SLOW_LOADS_MAX: usize = 12;
+/// Tenants of which any are kept: 300 kB in all.
+pub const SLOW_TENANTS_MAX: usize = 256;
+/// Loads that took less are not slow on any tier.
+pub const SLOW_LOAD_MIN: Duration = Duration::from_millis(1);
+/// How long one is kept: a disk that was slow yesterday is another question.
+pub const SLOW_LOAD_AGE_MAX: Duration = Duration::from_secs(3600);
+/// Namespaces that the console shows, those with the most bytes: people do not read more.
+pub const CONSOLE_NAMESPACES_MAX: usize = 200;
+/// Members that it shows.
+pub const CONSOLE_MEMBERS_MAX: usize = 500;
+/// Members that left and are remembered, for [`SLOW_LOAD_AGE_MAX`].
+pub const CONSOLE_LEFT_MAX: usize = 32;
 /// Prefetches that run at a time.
 pub const PREFETCHES_MAX: usize = 8;
 /// Blocks that all prefetches together load at a time: an eighth of the reads that nvme takes.
 pub const PREFETCH_LOADS_MAX: usize = 8;
 
+/// The longest datagram of gossip, in bytes: what UDP carries over IPv4.
+pub const GOSSIP_DATAGRAM_BYTES_MAX: usize = 65_507;
+/// Nodes of a cluster, and the most that are listed: what they say of themselves fits into one datagram.
+pub const MEMBERS_MAX: usize = 256;
+/// Addresses whose boot is remembered for gossip: each node at its own and at the one it is reached at.
+pub const GOSSIP_PEERS_MAX: usize = 2 * MEMBERS_MAX;
+/// Boots whose datagrams are told from replays: every node four times over, so that restarts forget nobody.
+pub const GOSSIP_BOOTS_MAX: usize = 4 * MEMBERS_MAX;
+/// Names that a node gives indices to while it runs: pods that are named anew with each roll-out, for years.
+pub const MEMBER_NAMES_MAX: usize = 65_536;
+/// The longest text that a member says of itself, in bytes: the longest name that a setting takes, with a port.
+pub const MEMBER_TEXT_BYTES_MAX: usize = 1024;
+/// The longest value in which a member says where it is, in bytes: all its texts, if they are long.
+pub const ABOUT_BYTES_MAX: usize = 8 * MEMBER_TEXT_BYTES_MAX;
+/// The longest value in which a member says its load, in bytes: some numbers for each tier.
+pub const LOAD_BYTES_MAX: usize = 1024;
+/// Time between two rounds of gossip: a change is known to a hundred nodes in about a second, for a few hundred
+/// kilobytes a second.
+pub const GOSSIP_INTERVAL: Duration = Duration::from_millis(300);
+/// Time between two looks at what a node says of its load.
+pub const LOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// Members that are told at once that a node will go away; they tell the others.
+pub const LEAVE_TOLD_AT_ONCE: usize = 8;
+/// Time after which two nodes of one name are no restart: by then the one that was killed has left the list.
+pub const NAME_TWICE_AFTER: Duration = Duration::from_secs(6);
+/// Time between two questions to seeds by a node that is alone.
+pub const SEEDS_ASK_INTERVAL: Duration = Duration::from_millis(500);
+/// Time between two resolutions of seeds while there are others to be found, and between questions to them.
+pub const SEEDS_UNSETTLED_INTERVAL: Duration = Duration::from_secs(2);
+/// The same once all are found.
+pub const SEEDS_SETTLED_INTERVAL: Duration = Duration::from_secs(30);
+/// Seeds that are asked at a time: one that answers is enough.
+pub const SEEDS_ASKED_AT_A_TIME: usize = 8;
+/// Addresses of seeds that are remembered: all nodes, and as many that have gone.
+pub const SEED_ADDRESSES_MAX: usize = 2 * MEMBERS_MAX;
+/// Names that are resolved at a time; each takes a thread while it waits.
+pub const SEEDS_RESOLVED_AT_A_TIME: usize = 16;
+/// For the resolution of a name: longer than a resolver takes to try its second server.
+pub const RESOLVE_DEADLINE: Duration = Duration::from_secs(10);
+/// Time for which an engine that has opened a namespace counts as one that is here.
+pub const ENGINE_COUNTS_FOR: Duration = Duration::from_secs(600);
+/// Engines that are counted: more than a node serves.
+pub const ENGINES_COUNTED_MAX: usize = 4096;
 const _: () = assert!(
     LOOKUP_HASHES_MAX * kvstrata_tiers::block::HASH_BYTES_MAX + MIB <= MESSAGE_BYTES_MAX,
     "the largest lookup must fit into a message"

@@ -11,13 +11,16 @@ use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     advice::Advice,
-    auth::Bearer,
+    auth::{Bearer, RateTable},
     changes::Changes,
+    cluster::{feed::Feed, membership::Membership, peers::Peers},
+    console::Console,
     costs::{Costs, Locality, Via},
+    drain::Drain,
     events::subscribe::Subscriptions,
     id::SessionId,
     lease::LeaseTable,
-    members::Members,
+    members::Roster,
     metrics::ServerMetrics,
     openers::Openers,
     schemes::Schemes,
@@ -35,8 +38,14 @@ pub type Sessions = SessionTable<Vec<Pin>>;
 pub struct Node {
     /// Name in member lists and stats.
     pub name: String,
-    /// The members of the cluster; this one alone for now.
-    pub members: Members,
+    /// The members of the cluster, as they change.
+    pub roster: Roster,
+    /// The others, as lookups reach them.
+    pub peers: Peers,
+    /// What these are told of the blocks here.
+    pub feed: Feed,
+    /// How that is known, and what the others are told.
+    pub membership: Membership,
     /// The store.
     pub stack: Stack,
     /// What changes in it, for those who tell others.
@@ -47,6 +56,8 @@ pub struct Node {
     pub schemes: Schemes,
     /// The namespaces.
     pub namespaces: Arc<NamespaceTable>,
+    /// What tenants may do in a second, and have done.
+    pub rates: Arc<RateTable>,
     /// Who opened them.
     pub openers: Openers,
     /// What is kept for routers.
@@ -57,8 +68,12 @@ pub struct Node {
     pub leases: Leases,
     /// The sessions.
     pub sessions: Sessions,
+    /// What is kept for the console.
+    pub(crate) console: Console,
     /// The server's metrics.
     pub metrics: ServerMetrics,
+    /// How it leaves.
+    pub drain: Drain,
     /// Background work.
     pub tasks: Tasks,
     /// Bounds the prefetches that run at a time.

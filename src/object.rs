@@ -45,9 +45,9 @@ pub(crate) fn open(
 ) -> Result<Option<ObjectTier>, Error> {
     let settings = &config.object;
     let Some(bucket) = bucket(config, registry)? else { return Ok(None) };
-    let ordinal = settings.ordinal_of(node);
+    let (ordinal, cluster) = (settings.ordinal_of(node), &config.cluster.name);
     let config = ObjectConfig {
-        owner: Owner { cluster: ClusterName::new(&settings.cluster)?, ordinal },
+        owner: Owner { cluster: ClusterName::new(cluster)?, ordinal },
         holder: node.to_owned(),
         local: below.directory.object(),
         capacity_bytes: settings.capacity.given().map_or(0, |bytes| bytes.0),
@@ -69,7 +69,7 @@ pub(crate) fn open(
     let (store, tasks) = ObjectStore::open(config, parts)?;
     info!(
         url = %settings.url,
-        cluster = settings.cluster,
+        cluster,
         ordinal,
         capacity = %settings.capacity,
         pack = %Size(settings.pack_bytes.0),

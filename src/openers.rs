@@ -6,6 +6,8 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::limits::{ENGINE_COUNTS_FOR, ENGINES_COUNTED_MAX};
+
 /// Openers that are remembered of one namespace: more processes than the engines of one model have.
 const OPENERS_MAX: usize = 512;
 
@@ -26,7 +28,11 @@ pub struct Opener {
 
 /// The latest openers of each namespace since the start.
 #[derive(Debug, Default)]
-pub struct Openers(Mutex<HashMap<u32, Vec<Opener>>>);
+pub struct Openers {
+    known: Mutex<HashMap<u32, Vec<Opener>>>,
+    /// The engine instances whose home this node is, and when they were last seen.
+    engines: Mutex<HashMap<String, Instant>>,
+}
 
 impl Opener {
     /// Whether it is what others call `instance`, on `host`; either may be empty, for any.
@@ -40,7 +46,7 @@ impl Opener {
 impl Openers {
     /// The namespace of this index was opened; the same instance on the same host counts once.
     pub fn note(&self, namespace: u32, opener: Opener) {
-        let mut known = self.0.lock();
+        let mut known = self.known.lock();
         let openers = known.entry(namespace).or_default();
         openers.retain(|known| known.instance != opener.instance || known.host != opener.host);
         if openers.len() >= OPENERS_MAX {
@@ -51,17 +57,42 @@ impl Openers {
 
     /// Tells the node and the zone of whoever opened it last, both empty if that is not known.
     pub fn with_latest<T>(&self, namespace: u32, tell: impl FnOnce(&str, &str) -> T) -> T {
-        let known = self.0.lock();
+        let known = self.known.lock();
         match known.get(&namespace).and_then(|openers| openers.last()) {
             Some(opener) => tell(&opener.host, &opener.zone),
             None => tell("", ""),
         }
     }
 
+    /// This node is the home of an engine instance, which is here, or it is not.
+    pub fn note_engine(&self, instance: &str, is_home: bool) {
+        let mut engines = self.engines.lock();
+        if !is_home {
+            engines.remove(instance);
+        } else if engines.len() < ENGINES_COUNTED_MAX || engines.contains_key(instance) {
+            engines.insert(instance.to_owned(), Instant::now());
+        }
+    }
+
+    /// How many engine instances have this node for their home, among those that were seen lately.
+    #[must_use]
+    pub fn engines(&self) -> u32 {
+        let mut engines = self.engines.lock();
+        engines.retain(|_, seen| seen.elapsed() < ENGINE_COUNTS_FOR);
+        u32::try_from(engines.len()).unwrap_or(u32::MAX)
+    }
+
+    /// The same, without this one.
+    #[must_use]
+    pub fn engines_besides(&self, instance: &str) -> u32 {
+        let all = self.engines();
+        all - u32::from(all > 0 && self.engines.lock().contains_key(instance))
+    }
+
     /// Who opened it, oldest first.
     #[must_use]
     pub fn of(&self, namespace: u32) -> Vec<Opener> {
-        self.0.lock().get(&namespace).cloned().unwrap_or_default()
+        self.known.lock().get(&namespace).cloned().unwrap_or_default()
     }
 }
 
@@ -99,6 +130,26 @@ mod tests {
         );
         assert_eq!(openers.with_latest(2, |node, _zone| node.len()), 0);
         assert!(openers.of(2).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn engines_count_once_and_for_a_while() {
+        let openers = Openers::default();
+        for instance in ["a", "b", "a"] {
+            openers.note_engine(instance, true);
+        }
+        assert_eq!((openers.engines(), openers.engines_besides("a")), (2, 1));
+        assert_eq!(openers.engines_besides("c"), 2);
+        openers.note_engine("b", false);
+        assert_eq!(openers.engines(), 1);
+        tokio::time::advance(ENGINE_COUNTS_FOR / 2).await;
+        openers.note_engine("c", true);
+        tokio::time::advance(ENGINE_COUNTS_FOR / 2).await;
+        assert_eq!((openers.engines(), openers.engines_besides("a")), (1, 1));
+        for number in 0..=ENGINES_COUNTED_MAX {
+            openers.note_engine(&number.to_string(), true);
+        }
+        assert_eq!(openers.engines() as usize, ENGINES_COUNTED_MAX);
     }
 
     #[test]

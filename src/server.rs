@@ -1,10 +1,10 @@
 //! The one place where components meet: builds them in order, serves, and leaves in order.
 //!
-//! Start: identity, memory, store, listeners, tasks, ready. End: unready, tell the sessions, refuse
-//! new sessions and leases, wait for calls and sessions within the grace, end what is left, copy what
-//! waits for nvme within what is left of the grace, close the listeners, join the tasks. Liveness and
-//! metrics are served until the last step.
+//! Start: identity, memory, store, listeners, tasks, ready. End: [`drain`], within the grace; then, once
+//! the process is asked to end, close the listeners, join the tasks. Liveness and metrics are served until
+//! the last step.
 
+mod drain;
 mod wiring;
 
 use std::{
@@ -21,29 +21,32 @@ use kvstrata_tiers::{
     namespace::NamespaceTable,
     nvme::{NvmeMetrics, NvmeStore, directory::Directory},
     object::ObjectStore,
-    stack::{Stack, StackConfig},
+    stack::Stack,
     store::BlockStore,
     tier::Tier,
 };
 use prometheus_client::registry::Registry;
 use thiserror::Error;
-use tokio::{net::TcpListener, sync::Semaphore, time::Instant};
+use tokio::{net::TcpListener, sync::Semaphore};
 use tower::util::MapResponseLayer;
 use tracing::{error, info, warn};
 
 use crate::{
-    addresses::{Addresses, listen, listen_bulk, listen_resp, members, node_name},
+    addresses::{Addresses, listen, listen_admin, listen_bulk, listen_resp, member, node_name},
     api::{self, Calls, Framed, Guarded, incoming},
-    budget::{Budget, Machine},
     bulk::{self, Bulk},
+    client::ClientOptions,
+    cluster::{self, membership::Gossip, second},
     config::{Config, Events, Problems},
+    console,
     events::{
         publish::{self, Publishers},
         subscribe,
     },
-    http, id,
+    http,
     identity_file::{self, IdentityError},
     limits::{BULK_CONNECTIONS_MAX, CONNECTIONS_MAX},
+    members::Roster,
     metrics::{self, Door, ServerMetrics, StoreGauges},
     node::Node,
     nvme::{self, NvmeError, NvmeTier},
@@ -93,8 +96,10 @@ pub enum ServeError {
     #[error("build the reflection service: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
     /// A Unix socket could not be listened on.
-    #[error("server.bulk_unix: listen on {path}: {source}")]
+    #[error("{key}: listen on {path}: {source}")]
     ListenUnix {
+        /// The dotted key of the path.
+        key: &'static str,
         /// Its path.
         path: String,
         /// Why not.
@@ -110,12 +115,16 @@ pub enum ServeError {
 pub struct Server {
     addresses: Addresses,
     drain_grace: Duration,
+    /// How other members are reached.
+    access: ClientOptions,
     events: Events,
     publishers: Publishers,
     grpc: Option<TcpListener>,
     http: Option<TcpListener>,
     bulk: Vec<bulk::Listener>,
     resp: Option<resp::Listener>,
+    admin: Option<api::admin::Listener>,
+    gossip: Option<Gossip>,
     /// What the Unix socket of the bulk port shows.
     arena: Option<Arena>,
     /// Bytes that large requests of the bulk port may take together.
@@ -149,26 +158,22 @@ impl Server {
     pub async fn bind(config: &Config) -> Result<Self, ServeError> {
         let readiness = Readiness::new();
         let starting = readiness.latch("listeners");
-        let secret = identity_file::load_or_generate(&config.identity)?;
+        let (secret, origin) = identity_file::load_or_generate(&config.identity)?;
+        let gossip = wiring::gossip(config, &node_name(config), (&secret, origin)).await?;
         let namespaces = Arc::new(NamespaceTable::new(secret, config.identity.shared_tenant));
-        let budget =
-            Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
-        for line in budget.to_string().lines() {
-            info!("{line}");
-        }
+        let budget = wiring::budget(config)?;
         let (grpc, grpc_at) = listen("server.grpc_listen", config.server.grpc_listen).await?;
         let (http, http_at) = listen("server.http_listen", config.server.http_listen).await?;
         let mut registry = Registry::default();
         let ours = registry.sub_registry_with_prefix(metrics::PREFIX);
         let server_metrics = ServerMetrics::register(ours);
         let gauges = StoreGauges::register(ours);
-        let trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
+        let mut trust = Trust::load(config, &server_metrics.trust).map_err(ServeError::Trust)?;
+        wiring::know_nodes(&trust.gate, gossip.as_ref())?;
         let (bulk, bulk_at, bulk_port) = listen_bulk(config, grpc_at, &trust).await?;
         let (resp, resp_at) = listen_resp(config, &trust).await?.unzip();
-        let publishers =
-            publish::bind(config, budget.events).await.map_err(|(address, source)| {
-                ServeError::Listen { key: "events.publish", address, source }
-            })?;
+        let (admin, admin_at) = listen_admin(config, &trust).await?.unzip();
+        let publishers = wiring::publishers(config, &budget).await?;
         let tier_metrics = TierMetrics::register(&mut registry);
         let name = node_name(config);
         let nvme = nvme::open(config, &budget, &name, &namespaces, || {
@@ -176,18 +181,29 @@ impl Server {
         })?;
         let object = wiring::open_object(config, &name, nvme.as_ref(), &namespaces, &mut registry)?;
         let colder = wiring::stores(nvme.as_ref(), object.as_ref());
-        let stack_config = StackConfig {
-            dram_bytes: budget.dram,
-            index_blocks_max: budget.index_blocks_max(),
-            seed: id::random_seed()?,
-        };
-        let stack = Stack::open(stack_config, Arc::clone(&namespaces), colder, tier_metrics)?;
+        let stack = Stack::open(
+            wiring::stack_config(&budget)?,
+            Arc::clone(&namespaces),
+            colder,
+            tier_metrics,
+        )?;
 
-        let members = members(config, &name, grpc_at, bulk_port);
+        trust.load_tenants(config, &stack).map_err(ServeError::Trust)?;
+        let roster = Roster::alone(member(config, &name, (grpc_at, http_at), bulk_port));
         let namespaces = Arc::clone(&namespaces);
-        let node = wiring::node(config, &budget, members, (stack, namespaces), &server_metrics)?;
+        let (trusted, stored) = ((roster, Arc::clone(trust.gate.rates())), (stack, namespaces));
+        let node = wiring::node(config, &budget, trusted, stored, &server_metrics)?;
         Ok(Self {
-            addresses: Addresses { grpc: grpc_at, http: http_at, bulk: bulk_at, resp: resp_at },
+            addresses: Addresses {
+                grpc: grpc_at,
+                http: http_at,
+                bulk: bulk_at,
+                resp: resp_at,
+                admin: admin_at.flatten(),
+                gossip: gossip.as_ref().map(|gossip| gossip.at),
+            },
+            access: wiring::access(config, gossip.as_ref()),
+            gossip,
             drain_grace: config.server.drain_grace.0,
             events: config.events.clone(),
             publishers,
@@ -195,6 +211,7 @@ impl Server {
             http: Some(http),
             bulk,
             resp,
+            admin,
             arena: wiring::arena(config, &node)?,
             staging: budget.staging,
             node: Arc::new(node),
@@ -238,9 +255,17 @@ impl Server {
         let failed = tasks.failed_token();
         // A future that has ended must not be asked again.
         if !shutdown.is_terminated() {
-            self.serve_until(shutdown, ready).await?;
+            self.serve_until(shutdown.as_mut(), ready).await?;
         }
-        self.drain().await;
+        let Self { node, calls, readiness, access, .. } = &*self;
+        drain::drain(node, (calls, readiness), access, self.drain_grace).await;
+        if !shutdown.is_terminated() {
+            // An operator has asked for the drain, and whoever has started the process will end it.
+            tokio::select! {
+                () = shutdown => {}
+                () = failed.cancelled() => {}
+            }
+        }
         let late = match colder {
             Some(colder) => close(&tasks, &colder).await,
             None => tasks.shutdown(CLOSE_GRACE).await,
@@ -264,14 +289,25 @@ impl Server {
         subscribe::start(&self.events, &self.node);
         let publishers = std::mem::take(&mut self.publishers);
         publish::start(publishers, &self.node);
+        let tasks = &self.node.tasks;
+        let copies = second::run(Arc::clone(&self.node), self.access.clone(), tasks.stop_token());
+        tasks.spawn("second holders", copies);
         self.starting = None;
-        let Addresses { grpc, http, bulk, resp } = self.addresses;
-        info!(%grpc, %http, ?bulk, ?resp, node = self.node.name, "listening");
+        if let Some(gossip) = self.gossip.take() {
+            self.node.membership.start(gossip, &self.node);
+            cluster::follow_others(&self.node, self.access.clone());
+        }
+        if let Some(listener) = self.admin.take() {
+            api::admin::start(listener, &self.node, &self.calls, &self.trust.gate);
+        }
+        let Addresses { grpc, http, bulk, resp, admin, gossip } = self.addresses;
+        info!(%grpc, %http, ?bulk, ?resp, ?admin, ?gossip, node = self.node.name, "listening");
         ready(self.addresses);
         let failed = self.node.tasks.failed_token();
         tokio::select! {
-            () = shutdown => info!(grace_ms = self.drain_grace.as_millis(), "drain started"),
-            () = failed.cancelled() => warn!("drain started because a critical task ended"),
+            () = shutdown => {}
+            () = self.node.drain.asked().cancelled() => info!("an operator has the node leave"),
+            () = failed.cancelled() => warn!("the node leaves because a critical task ended"),
         }
         Ok(())
     }
@@ -316,6 +352,10 @@ impl Server {
                 Framed::new(Arc::clone(&self.node), self.calls.clone()),
                 gate.clone(),
             ))
+            .add_service(Guarded::for_nodes(
+                api::peer::service(Arc::clone(&self.node), self.calls.clone()),
+                gate.clone(),
+            ))
             .add_service(Guarded::new(
                 api::router::service(Arc::clone(&self.node), self.calls.clone()),
                 gate.clone(),
@@ -348,8 +388,8 @@ impl Server {
 
     fn spawn_bulk(&mut self) {
         let (node, calls) = (Arc::clone(&self.node), self.calls.clone());
-        let port = node.members.bulk();
-        let instance = port.and_then(|port| port.instance.as_ref().try_into().ok());
+        let members = node.roster.now();
+        let instance = members.bulk().and_then(|port| port.instance.as_ref().try_into().ok());
         let instance = instance.unwrap_or_default();
         let kibibytes = usize::try_from(self.staging / 1024).unwrap_or(usize::MAX);
         let room = Arc::new(Semaphore::new(kibibytes.min(Semaphore::MAX_PERMITS)));
@@ -367,14 +407,17 @@ impl Server {
     fn spawn_http(&mut self) {
         let Some(listener) = self.http.take() else { return };
         let (gauges, stack) = (self.gauges.clone(), self.node.stack.clone());
-        let costs = self.node.costs.clone();
+        let (costs, node) = (self.node.costs.clone(), Arc::clone(&self.node));
         let refresh = move || {
             gauges.show(&stack);
+            node.metrics.tenants.show(node.namespaces.accounts(), &node.rates);
             costs.show();
+            node.peers.show(&node.feed);
         };
         let (registry, gate) = (Arc::clone(&self.registry), self.trust.gate.clone());
         let routers = api::RouterService::new(Arc::clone(&self.node), self.calls.clone());
-        let pages = http::router(self.readiness.clone(), registry, gate, refresh, routers);
+        let shown = (Arc::clone(&self.node), routers);
+        let pages = http::router(self.readiness.clone(), registry, gate, refresh, shown);
         let entry = self.trust.entry(Door::Http, http::plain_answer());
         let tasks = &self.node.tasks;
         let stop = tasks.stop_token();
@@ -395,6 +438,7 @@ impl Server {
         let (changes, stop) = (self.node.changes.clone(), tasks.stop_token());
         tasks.spawn_critical("changes", async move { changes.run(stop).await });
         schemes::start(&self.node);
+        console::start(&self.node);
         let stack = self.node.stack.clone();
         if stack.has_tier(Tier::Nvme) {
             let (stack, stop) = (stack.clone(), tasks.stop_token());
@@ -407,27 +451,6 @@ impl Server {
                 while !stop.is_cancelled() && stack.pre_touch_step() {}
             },
         );
-    }
-
-    /// Waits for calls and sessions to finish within the grace, then ends what is left; what they have
-    /// stored is copied to nvme as far as the grace goes.
-    async fn drain(&self) {
-        let (node, grace) = (&self.node, self.drain_grace);
-        let deadline = Instant::now() + grace;
-        self.readiness.drain();
-        node.sessions.drain(grace);
-        let idle = async {
-            node.sessions.wait_none().await;
-            self.calls.wait_none().await;
-        };
-        if tokio::time::timeout_at(deadline, idle).await.is_err() {
-            info!(sessions = node.sessions.count(), "grace is over, ending what is left");
-        }
-        node.sessions.end_all();
-        let blocks = node.stack.flush(deadline).await;
-        if blocks > 0 {
-            info!(blocks, "stopping although blocks wait to be copied to nvme");
-        }
     }
 }
 

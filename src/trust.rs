@@ -1,12 +1,12 @@
 //! What a server asks of whoever connects: tokens, TLS, and the files that both are read from.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
 
-use kvstrata_tiers::error::Result;
+use kvstrata_tiers::{error::Result, stack::Stack};
 use tracing::warn;
 
 use crate::{
-    auth::Gate,
+    auth::{Gate, allotments},
     config::Config,
     metrics::{Door, Reloaded, TrustMetrics},
     reload::{Watched, follow},
@@ -62,10 +62,37 @@ impl Trust {
         Ok(Self { gate, tls, metrics: metrics.clone(), watched })
     }
 
+    /// Loads what tenants may have of `stack` and do in a second, if the configuration names a file of it.
+    ///
+    /// # Errors
+    /// `Invalid` with the setting, the path and why.
+    pub(crate) fn load_tenants(&mut self, config: &Config, stack: &Stack) -> Result<()> {
+        let Some(path) = config.auth.tenants_file.given() else { return Ok(()) };
+        let (stack, rates) = (stack.clone(), Arc::clone(self.gate.rates()));
+        let files = vec![("auth.tenants_file", path.0.clone())];
+        self.watched.push(Watched::open(Reloaded::Tenants, files, move |contents| {
+            let text = contents.first().map(Vec::as_slice).unwrap_or_default();
+            let allotments = allotments::read(text)?;
+            let quotas: Vec<_> =
+                allotments.iter().map(|one| (one.tenant.as_str(), one.quota)).collect();
+            stack.set_quotas(&quotas)?;
+            let limits: Vec<_> =
+                allotments.iter().map(|one| (one.tenant.as_str(), one.rates)).collect();
+            rates.set(&limits);
+            Ok(())
+        })?);
+        Ok(())
+    }
+
     /// How connections to a door begin. A client that speaks no TLS where it should is told
     /// `plain_answer`, which is of the door's protocol.
     pub(crate) fn entry(&self, door: Door, plain_answer: Vec<u8>) -> Entry {
         Entry::new(door, self.tls.clone(), self.metrics.clone(), plain_answer)
+    }
+
+    /// How connections begin that stay on this host, which no certificate is for.
+    pub(crate) fn plain_entry(&self, door: Door) -> Entry {
+        Entry::new(door, None, self.metrics.clone(), Vec::new())
     }
 
     /// Reads files again when they change, for as long as the tasks run.

@@ -88,7 +88,7 @@ async fn start(
         .set("nvme.path", data.to_str().unwrap())
         .set("nvme.capacity", "512MiB")
         .set("object.url", &format!("s3://{BUCKET}/{path}"))
-        .set("object.cluster", CLUSTER)
+        .set("cluster.name", CLUSTER)
         .set("object.ttl", "none")
         .start()
         .await;

@@ -28,6 +28,7 @@ import helm_python
 import kubernetes_validate
 import yaml
 
+import cluster
 import damages
 import dockerfile
 import extras
@@ -44,7 +45,7 @@ from values import Values
 KUBERNETES_VERSIONS = ("1.25", "1.31", "1.37")
 # Kinds of the Prometheus operator and of cert-manager: no schema of theirs is at hand.
 OTHERS = {"Certificate", "ServiceMonitor", "PrometheusRule"}
-RULES = [*policy.RULES, *extras.RULES]
+RULES = [*policy.RULES, *extras.RULES, *cluster.RULES]
 WRITERS = ("scripts/chart-readme.py", "scripts/chart-dashboards.py")
 
 
@@ -127,6 +128,11 @@ def expected_config(values: Values) -> Values:
         if nvme["volume"] == "emptyDir":
             limit = find.binary_bytes(nvme["size"])
             given.setdefault("capacity", f"{limit * 9 // 10 // 2**20}MiB")
+    expected["server"]["admin_listen"] = "unix:/run/kvstrata-admin/admin.sock"
+    enabled = values["cluster"]["enabled"]
+    if enabled is False or (enabled == "auto" and values["mode"] == "agent"):
+        expected["cluster"] = {k: v for k, v in expected["cluster"].items() if k == "name"}
+    expected = {section: keys for section, keys in expected.items() if keys}
     if values["mode"] == "agent":
         socket = f"{values['agent']['socketDirectory']}/bulk.sock"
         expected["server"] = {"shared_memory": True} | expected["server"] | {"bulk_unix": socket}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import cluster
 import extras
 import policy
 import standards
@@ -45,7 +46,7 @@ DAMAGES: list[tuple[Rule, Damage]] = [
         policy.nvme_has_its_volume,
         lambda m: claim(m)["metadata"]["labels"].update({"helm.sh/chart": "1"}),
     ),
-    (policy.nvme_has_its_volume, lambda m: server(m)["volumeMounts"].pop()),
+    (policy.nvme_has_its_volume, lambda m: server(m)["volumeMounts"].pop(1)),
     (policy.nvme_has_its_volume, lambda m: server(m)["volumeMounts"][1].update(readOnly=True)),
     (policy.nvme_has_its_volume, lambda m: server(m)["volumeMounts"][1].update(mountPath="/x")),
     (
@@ -87,7 +88,7 @@ DAMAGES: list[tuple[Rule, Damage]] = [
     (policy.command_reads_the_config, lambda m: server(m)["args"].pop()),
     (policy.nodes_are_told_apart, lambda m: server(m)["env"][0].update(valueFrom=None)),
     (policy.nodes_are_told_apart, lambda m: server(m)["env"].reverse()),
-    (policy.nodes_are_told_apart, lambda m: server(m)["env"][2].update(value="localhost:9400")),
+    (policy.nodes_are_told_apart, lambda m: server(m)["env"][3].update(value="localhost:9400")),
     (
         policy.command_reads_the_config,
         lambda m: server(m)["volumeMounts"][0].update(mountPath="/x"),
@@ -136,6 +137,34 @@ DAMAGES: list[tuple[Rule, Damage]] = [
         lambda m: one(m, "Pod")["metadata"]["labels"].update(template(m)["metadata"]["labels"]),
     ),
     (policy.nodes_are_told_apart, lambda m: server(m)["env"].pop(1)),
+    (cluster.peers_find_one_another, lambda m: server(m)["ports"].pop()),
+    (cluster.peers_find_one_another, lambda m: server(m)["ports"][3].update(protocol="TCP")),
+    (
+        cluster.peers_find_one_another,
+        lambda m: named(m, "Service", "-headless")["spec"]["ports"].pop(),
+    ),
+    (
+        cluster.peers_find_one_another,
+        lambda m: named(m, "Service", "kv-kvstrata")["spec"]["ports"].append({"name": "gossip"}),
+    ),
+    (cluster.peers_find_one_another, lambda m: server(m)["env"].pop(2)),
+    (cluster.peers_find_one_another, lambda m: server(m)["env"][4].update(value="10.0.0.1:9403")),
+    (cluster.peers_find_one_another, lambda m: server(m)["env"][5].update(value="elsewhere:9403")),
+    (cluster.nodes_leave_before_they_end, lambda m: server(m).pop("lifecycle")),
+    (
+        cluster.nodes_leave_before_they_end,
+        lambda m: server(m)["lifecycle"]["preStop"]["exec"]["command"].pop(),
+    ),
+    (cluster.nodes_leave_before_they_end, lambda m: server(m)["env"].pop()),
+    (cluster.nodes_leave_before_they_end, lambda m: server(m)["volumeMounts"].pop()),
+    (
+        cluster.nodes_leave_before_they_end,
+        lambda m: next(v for v in pod(m)["volumes"] if v["name"] == "admin").update(hostPath={}),
+    ),
+    (
+        cluster.nodes_leave_before_they_end,
+        lambda m: pod(m).update(terminationGracePeriodSeconds=31),
+    ),
 ]
 
 FULL_DAMAGES: list[tuple[Rule, Damage]] = [
@@ -156,7 +185,20 @@ FULL_DAMAGES: list[tuple[Rule, Damage]] = [
             extras.network_policy_lets_through,
             lambda m, n=n: one(m, "NetworkPolicy")["spec"]["egress"].pop(n),
         )
-        for n in range(3)
+        for n in range(4)
+    ),
+    (
+        extras.network_policy_lets_through,
+        lambda m: one(m, "NetworkPolicy")["spec"]["ingress"].pop(),
+    ),
+    *(
+        (
+            extras.network_policy_lets_through,
+            lambda m, n=n, w=w: one(m, "NetworkPolicy")["spec"][n][0 - (w == "from")].update(
+                {w: [{"podSelector": {}}]}
+            ),
+        )
+        for n, w in (("ingress", "from"), ("egress", "to"))
     ),
     (
         extras.certificate_is_for_every_address,
@@ -215,6 +257,7 @@ FULL_DAMAGES: list[tuple[Rule, Damage]] = [
 AGENT_DAMAGES: list[tuple[Rule, Damage]] = [
     (policy.pods_are_restricted, lambda m: server(m)["securityContext"].pop("capabilities")),
     (policy.pods_are_restricted, lambda m: pod(m).update(hostIPC=True)),
+    (cluster.peers_find_one_another, lambda m: server(m)["ports"].append({"name": "gossip"})),
     (policy.agents_share_a_socket, lambda m: server(m)["volumeMounts"].pop()),
     (policy.agents_share_a_socket, lambda m: pod(m)["volumes"][-1]["hostPath"].update(path="/x")),
     (policy.nodes_are_told_apart, lambda m: server(m)["env"].reverse()),

@@ -33,9 +33,18 @@ def ports(manifests: list[Manifest]) -> dict[str, int]:
     return {p["name"]: p["containerPort"] for p in server(manifests)["ports"]}
 
 
+def peers(manifests: list[Manifest]) -> set[tuple[int, str]]:
+    """What nodes of a cluster reach of one another."""
+    here = ports(manifests)
+    if "gossip" not in here:
+        return set()
+    return {(here["gossip"], "UDP"), (here["grpc"], "TCP"), (here["bulk"], "TCP")}
+
+
 def network_policy_lets_through(manifests: list[Manifest]) -> list[str]:
-    """A network policy lets clients to all ports, others to the pages only, and the node to what it
-    needs: DNS, the object store, the engines whose events it reads, routers that it tells."""
+    """A network policy lets clients to all ports but gossip, others to the pages only, nodes to one
+    another, and the node to what it needs: DNS, the object store, the engines whose events it
+    reads, routers that it tells."""
     problems = []
     events = config(manifests).get("events", {})
     targets = events.get("publish", "none").split(";")
@@ -47,17 +56,27 @@ def network_policy_lets_through(manifests: list[Manifest]) -> list[str]:
         spec, here = policy["spec"], ports(manifests)
         if spec["policyTypes"] != ["Ingress", "Egress"]:
             problems.append(f"types are {spec['policyTypes']}")
-        opened = [{p["port"] for p in rule["ports"]} for rule in spec["ingress"]]
-        pages = {here["http"]}
-        every = set(here.values()) | listens
-        if opened != [every, pages]:
-            problems.append(f"ingress to {opened}, needed: {every} and {pages}")
+        def opens(rule: Manifest) -> set[tuple[int, str]]:
+            return {(p["port"], p["protocol"]) for p in rule["ports"]}
+
+        opened, between = [opens(rule) for rule in spec["ingress"]], peers(manifests)
+        pages = {(here["http"], "TCP")}
+        every = {(port, "TCP") for name, port in here.items() if name != "gossip"}
+        every |= {(port, "TCP") for port in listens}
+        needed = [every, pages] + ([between] if between else [])
+        if opened != needed:
+            problems.append(f"ingress to {opened}, needed: {needed}")
+        nodes = [{"podSelector": {"matchLabels": spec["podSelector"]["matchLabels"]}}]
+        for way, rules in (("from", spec["ingress"]), ("to", spec["egress"])):
+            found = [r.get(way) for r in rules if "ports" in r and opens(r) == between]
+            if between and found != [nodes]:
+                problems.append(f"peers: {way} {found}, needed: {nodes}")
         problems += [
             f"ingress from everybody to {r['ports']}" for r in spec["ingress"] if not r["from"]
         ]
         out = {(p["port"], p["protocol"]) for r in spec["egress"] for p in r.get("ports", [])}
         wanted = {(53, "UDP"), (53, "TCP")}
-        wanted |= {(port, "TCP") for port in connects}
+        wanted |= {(port, "TCP") for port in connects} | peers(manifests)
         if re.match("(s3|gs|az)", config(manifests).get("object", {}).get("url", "none")):
             wanted.add((443, "TCP"))
         if out != wanted:

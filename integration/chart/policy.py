@@ -30,7 +30,7 @@ Rule = Callable[[list[Manifest]], list[str]]
 
 SELECTOR_LABELS = {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
 PROBES = {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"}
-NVME, SOCKET = "nvme", "socket"
+NVME, SOCKET, ADMIN = "nvme", "socket", "admin"
 # What an agent may violate of the standard "restricted": it shares directories of the host with
 # engines, which are root.
 AGENT_VIOLATIONS = {"volume_types", "not_root", "not_user_0"}
@@ -75,9 +75,9 @@ def pods_have_no_rights_and_no_links(manifests: list[Manifest]) -> list[str]:
 
 
 def volumes_are_safe(manifests: list[Manifest]) -> list[str]:
-    """Configuration is readable by the group only and mounted read-only; nvme alone is writable,
-    and for agents the directory of the socket."""
-    writable = {NVME, SOCKET} if is_agent(manifests) else {NVME}
+    """Configuration is readable by the group only and mounted read-only; nvme and the directory of
+    the admin socket are writable, for agents that of the clients' socket, and nothing else."""
+    writable = {NVME, ADMIN, SOCKET} if is_agent(manifests) else {NVME, ADMIN}
     problems = [
         f"{m['name']} is writable"
         for m in server(manifests)["volumeMounts"]
@@ -175,6 +175,8 @@ def ports_agree(manifests: list[Manifest]) -> list[str]:
     lists |= {s["metadata"]["name"]: s["spec"]["ports"] for s in of_kind(manifests, "Service")}
     problems = []
     for owner, ports in lists.items():
+        # That of gossip, by UDP, is looked at in cluster.py.
+        ports = [p for p in ports if p["name"] != "gossip"]
         found = {p["name"]: p.get("containerPort", p.get("port")) for p in ports}
         if found != expected:
             problems.append(f"{owner} has ports {found}, the config says {expected}")

@@ -2,8 +2,8 @@
 
 The containers run as confine.py says: the manifest's user, no capability, a read-only root, no
 io_uring. For several sets of values the node must become ready as its probes ask, pass `helm test`,
-show its metrics to whoever has the token only, stop within its grace period, and have what was put
-after a restart. What must not pass, another token, other bytes, is tried, too. The memory that the
+show its metrics to whoever has the token only, drain by its hook, stop within its grace period, and
+have what was put after a restart. What must not pass, another token, other bytes, is tried, too. The memory that the
 chart demands is compared with what the server demands.
 
 Usage: process.py [BINARY]. Needs root and namespaces, and says so where it cannot run.
@@ -41,7 +41,7 @@ OWN_TOKEN = "operator-" + "0123456789abcdef" * 2
 SCENARIOS: dict[str, Values] = {
     "defaults": {"config": SMALL},
     "own secrets, TLS, certificates of clients, RESP": {
-        "config": SMALL | {"server": {"resp_listen": "0.0.0.0:9403"}},
+        "config": SMALL | {"server": {"resp_listen": "0.0.0.0:9405"}},
         "identity": {"existingSecret": "own"},
         "auth": {"existingSecret": "own", "operatorToken": {"secret": "own"}},
         "tls": {"secret": "own", "clientCertificates": True},
@@ -127,10 +127,16 @@ class Node:
         return dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
 
     def stop(self) -> int | None:
-        """Ends it by SIGTERM; its exit code, or None if it outlasted its grace period."""
+        """Ends it by its hook and SIGTERM, as a kubelet does; its exit code, or None if it outlasted
+        its grace period."""
+        started, grace = time.monotonic(), self.pod.spec["terminationGracePeriodSeconds"]
+        hook = self.container["lifecycle"]["preStop"]["exec"]["command"]
+        code, said = self.pod.run(self.container | {"args": hook[1:]}, grace)
+        if code != 0 or "drained" not in said or self.ask("/readyz") != 503:
+            raise AssertionError(f"the hook ended with {code}: {said}")
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(self.pod.spec["terminationGracePeriodSeconds"])
+            return self.process.wait(grace - (time.monotonic() - started))
         except subprocess.TimeoutExpired:
             return None
 
@@ -146,7 +152,8 @@ def cluster_for(directory: Path, binary: Path, found: list[Manifest]) -> Cluster
     namespace = find.workload(found)["metadata"]["namespace"]
     name = find.workload(found)["metadata"]["name"]
     headless = find.named(found, "Service", "-headless")["metadata"]["name"]
-    cluster.hosts = [f"{name}.{namespace}.svc", f"{name}-0.{headless}.{namespace}.svc"]
+    services = [f"{service}.{namespace}.svc" for service in (name, headless)]
+    cluster.hosts = [*services, f"{name}-0.{services[1]}"]
     bucket = {"AWS_REGION": b"eu-west-1"}
     for secret, data in (("own", own_secret(directory, cluster.hosts)), ("bucket", bucket)):
         cluster.add([{"kind": "Secret", "metadata": {"name": secret}, "data": encoded(data)}])

@@ -79,7 +79,7 @@ GOOD: dict[str, Values] = {
         "auth": {"existingSecret": "mine", "operatorToken": {"secret": "ops", "key": "t"}},
         "metrics": {"serviceMonitor": {"enabled": True}},
     },
-    "RESP": {"tls": {"secret": "certs"}, "config": {"server": {"resp_listen": "0.0.0.0:9403"}}},
+    "RESP": {"tls": {"secret": "certs"}, "config": {"server": {"resp_listen": "0.0.0.0:9405"}}},
     "RESP in the clear": {
         "config": {"server": {"resp_listen": "0.0.0.0:6379", "resp_plain": True}},
     },
@@ -122,6 +122,24 @@ GOOD: dict[str, Values] = {
             }
         },
     },
+    "a cluster among others": {
+        "replicas": 5,
+        "config": {
+            "cluster": {
+                "name": "blue",
+                "listen": "[::]:7403",
+                "seeds": "kv-kvstrata-headless.cache.svc:7403,10.0.0.7:7403",
+            },
+        },
+        "networkPolicy": {"enabled": True},
+    },
+    "caches side by side": {
+        "replicas": 2,
+        "cluster": {"enabled": False},
+        "config": {"cluster": {"name": "blue"}, "server": {"drain_grace": "1s"}},
+        "networkPolicy": {"enabled": True},
+    },
+    "agents that share": AGENT | {"cluster": {"enabled": True}},
     "plain": {
         "podDisruptionBudget": {"enabled": False},
         "service": {"type": "LoadBalancer", "annotations": {"a/b": "c"}},
@@ -229,7 +247,7 @@ BAD: dict[str, tuple[Values, str]] = {
     "alerts about nothing": ({"metrics": {"prometheusRule": {"enabled": True}}}, "serviceMonitor"),
     "clients from nowhere": ({"networkPolicy": {"enabled": True, "clients": []}}, "clients"),
     "RESP in the clear without saying so": (
-        {"config": {"server": {"resp_listen": "0.0.0.0:9403"}}},
+        {"config": {"server": {"resp_listen": "0.0.0.0:9405"}}},
         "resp_plain",
     ),
     "RESP on the port of bulk": (
@@ -237,6 +255,27 @@ BAD: dict[str, tuple[Values, str]] = {
         "9402",
     ),
     "RESP nowhere": ({"config": {"server": {"resp_plain": True}}}, "resp_listen"),
+    "RESP on the port of gossip": (
+        {"tls": {"secret": "x"}, "config": {"server": {"resp_listen": "0.0.0.0:9403"}}},
+        "cluster.listen both use port 9403",
+    ),
+    "gossip on loopback": ({"config": {"cluster": {"listen": "127.0.0.1:9403"}}}, "listen"),
+    "seeds without a port": ({"config": {"cluster": {"seeds": "kv"}}}, "seeds"),
+    "seeds of no cluster": (
+        AGENT | {"config": {"cluster": {"seeds": "kv:9403"}}},
+        "config.cluster.seeds",
+    ),
+    "half a cluster": ({"cluster": {"enabled": "some"}}, "enabled"),
+    "gossip by variable": (
+        {"extraEnv": [{"name": "KV_CLUSTER__LISTEN", "value": "x"}]},
+        "config.cluster",
+    ),
+    "admin elsewhere": ({"config": {"server": {"admin_listen": "none"}}}, "admin_listen"),
+    "no time to end": ({"drainMarginSeconds": 11}, "give 12 at least"),
+    "no time to hand over": (
+        {"replicas": 3, "config": {"server": {"drain_grace": "4s"}}},
+        "give 5s at least",
+    ),
     "engine": ({"config": {"nvme": {"engine": "steam"}}}, "engine"),
     "router of no kind": ({"config": {"events": {"publish": "tcp://epp:5557"}}}, "publish"),
     "engine without a scheme": ({"config": {"events": {"subscribe": "h:5557"}}}, "subscribe"),

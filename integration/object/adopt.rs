@@ -90,7 +90,7 @@ fn what_cannot_be_adopted_is_said() {
         (vec!["--ordinal", "1"], "object.url"),
         (vec![], "--ordinal <N>"),
         (vec!["--ordinal", "many"], "invalid digit"),
-        (vec!["--ordinal", "1", "--set", "object.cluster=A"], "object.cluster"),
+        (vec!["--ordinal", "1", "--set", "cluster.name=A"], "cluster.name"),
     ] {
         let (code, said) = run(&arguments);
         assert_eq!(code, Some(64), "{arguments:?}: {said}");

@@ -30,6 +30,11 @@ const ONLY: &[Only] = &[
         instead: "the wire ends in src/api: take a type of the domain, converted in src/api/convert.rs",
     },
     Only {
+        names: &["chitchat"],
+        rooms: &["src/cluster"],
+        instead: "gossip is in src/cluster: who lives is in the roster",
+    },
+    Only {
         names: &["axum"],
         rooms: &["src/http", "src/console", "src/router", "src/server.rs", "integration"],
         instead: "HTTP is spoken in src/http and, to engines, in src/router",

@@ -36,7 +36,7 @@ impl Side {
 
     fn ask(&self) -> LookupOptions<'_> {
         let ask = LeaseAsk { session: &self.session, ttl: Duration::ZERO, bytes_max: 0 };
-        LookupOptions { lease: Some(ask), sparse: false }
+        LookupOptions { lease: Some(ask), ..LookupOptions::default() }
     }
 }
 
@@ -196,12 +196,12 @@ async fn assert_matrix(way: Way) {
 
 #[tokio::test]
 async fn tenants_are_apart_over_grpc() {
-    assert_matrix(Way::Grpc).await;
+    Box::pin(assert_matrix(Way::Grpc)).await;
 }
 
 #[tokio::test]
 async fn tenants_are_apart_over_the_bulk_port() {
-    assert_matrix(Way::Bulk).await;
+    Box::pin(assert_matrix(Way::Bulk)).await;
 }
 
 #[tokio::test]

@@ -184,22 +184,29 @@ async fn a_server_with_a_ca_of_clients_wants_their_certificates_but_not_for_page
         TlsOptions { client: Some(client), ..files.trusting() }
     };
     let (known, unknown) = (give("known", &ca), give("unknown", &stranger));
+    let late = give("late", &ca);
+    let (cert, key) = ca.issue(expired);
+    files.write("late-cert", &cert);
+    files.write("late-key", &key);
     let server = files.tls().dram("512MiB").set("tls.client_ca_file", &files.text("ca"));
     let server = server.start().await;
     for way in [Way::Grpc, Way::Bulk] {
         assert_round(&server, way, known.clone()).await;
     }
-    for tls in [files.trusting(), unknown] {
+    for tls in [files.trusting(), unknown, late.clone()] {
         let error = refusal(server.grpc(), options(A, Way::Grpc, Some(tls))).await;
         assert!(
             matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Unauthenticated),
             "{error}"
         );
     }
-    let ca = files.path("ca");
-    assert_eq!(page(&server, Some(&ca), Some(OPERATOR), "/metrics").await.0, 200);
+    assert_eq!(page(&server, Some(&files.path("ca")), Some(OPERATOR), "/metrics").await.0, 200);
     // A channel may try again.
-    assert_counted(&server, &files, "grpc", 2.0).await;
+    assert_counted(&server, &files, "grpc", 3.0).await;
+    // Renewed, the same files let in.
+    give("late", &ca);
+    let renewed = Client::connect(server.grpc(), options(A, Way::Grpc, Some(late))).await.unwrap();
+    renewed.stats().await.unwrap();
     server.stop(&[]).await;
 }
 

@@ -16,5 +16,21 @@ pub mod router {
     }
 }
 
+/// What the nodes of a cluster ask of one another.
+pub mod peer {
+    /// Version 1 of the contract between nodes.
+    pub mod v1 {
+        tonic::include_proto!("kvstrata.peer.v1");
+    }
+}
+
+/// What operators ask of one node.
+pub mod admin {
+    /// Version 1 of the contract with operators.
+    pub mod v1 {
+        tonic::include_proto!("kvstrata.admin.v1");
+    }
+}
+
 /// The encoded file descriptor set, for the reflection service.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -67,6 +67,10 @@ def foreign_hash(key: bytes) -> bytes:
 class Client:
     """A connection to one server, `host:port`. Any thread may use it; a forked child may not.
 
+    Of several endpoints of a cluster, with commas between them, the first that answers is taken.
+    With an `instance`, the first namespace is opened at the home of that engine: there its blocks
+    are put and looked up. What a lookup has found on other nodes is read from them.
+
     `path` is the way that blocks take: memory shared with a server on this host, else the bulk
     port, else gRPC, whichever can be had (`auto`), or one of them only. `name` stands in the
     server's logs. Defaults of the deadlines: 10 s for a call that moves no blocks (`timeout`), 5 s
@@ -99,7 +103,17 @@ class Client:
         transfer_timeout: float | None = None,
     ) -> Self: ...
     @property
-    def endpoint(self) -> str: ...
+    def endpoint(self) -> str:
+        """Of the server that it is at."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether that server has said that it will go away; what has begun is finished."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left of what it gave out: namespaces, sessions, leases, requests."""
+
     def open_namespace(
         self,
         *,
@@ -441,8 +455,8 @@ class GetResult:
     """What a get delivered: `found` for each block, `lengths` for each buffer.
 
     `misses` are (first, one past the last, reason). `dram`, `nvme` and `object` are blocks, by
-    where they came from; `corrupt_here` are those that were damaged on the way. These counts
-    and `bytes` are 0 if the get failed.
+    where they came from; `remote` of them from other nodes than the client is at; `corrupt_here`
+    are those that were damaged on the way. These counts and `bytes` are 0 if the get failed.
     """
 
     found: Final[list[bool]]
@@ -453,6 +467,7 @@ class GetResult:
     object: Final[int]
     bytes: Final[int]
     corrupt_here: Final[int]
+    remote: Final[int]
     @property
     def blocks(self) -> int: ...
     @property

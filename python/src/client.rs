@@ -18,7 +18,7 @@ use crate::{
     namespace::Namespace,
 };
 
-/// A connection to one server.
+/// A connection to one server of a cluster.
 #[pyclass(frozen, module = "kvstrata")]
 #[derive(Debug)]
 pub(crate) struct Client(Own<Arc<Core>>);
@@ -77,8 +77,19 @@ impl Client {
     }
 
     #[getter]
-    fn endpoint(&self, py: Python<'_>) -> PyResult<&str> {
+    fn endpoint(&self, py: Python<'_>) -> PyResult<String> {
         Ok(self.0.get(py)?.client.endpoint())
+    }
+
+    #[getter]
+    fn draining(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.0.get(py)?.client.is_draining())
+    }
+
+    #[getter]
+    fn idle(&self, py: Python<'_>) -> PyResult<bool> {
+        // What it gives out has a share of its own.
+        Ok(Arc::strong_count(self.0.get(py)?) == 1)
     }
 
     #[pyo3(signature = (*, model, engine, dtype, block_tokens, parts, hash_algorithm,

@@ -78,6 +78,11 @@ impl Lease {
         Self { core: Own::new(core), lease: Mutex::new(lease), _session: Own::new(session) }
     }
 
+    /// The client that was given it.
+    pub(crate) fn core(&self, py: Python<'_>) -> PyResult<&Arc<Core>> {
+        self.core.get(py)
+    }
+
     /// The lease, for a call.
     pub(crate) fn get(&self) -> client::Lease {
         self.lease.lock().clone()

@@ -29,7 +29,7 @@ pub(crate) struct Namespace {
 }
 
 /// What is used in its own process only.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Opened {
     core: Arc<Core>,
     handle: Handle,
@@ -67,9 +67,16 @@ impl Namespace {
         lease: Option<&Lease>,
         stop_at_miss: bool,
         timeout: Option<f64>,
-    ) -> PyResult<(&Opened, Asked)> {
+    ) -> PyResult<(Opened, Asked)> {
         let py = given.py();
-        let opened = self.opened.get(py)?;
+        let mut opened = self.opened.get(py)?.clone();
+        if let Some(core) = lease.map(|lease| lease.core(py)).transpose()?
+            && !Arc::ptr_eq(core, &opened.core)
+        {
+            // It was given by another server, which has what it covers.
+            let handle = opened.handle.at(&core.client);
+            opened = Opened { core: Arc::clone(core), handle };
+        }
         let asked = Asked {
             hashes: hashes(given, self.hash_bytes)?,
             parts: Parts::chosen(py, &opened.handle, parts)?,
@@ -129,12 +136,12 @@ impl Namespace {
         let (handle, sessions) = (opened.handle.clone(), Arc::clone(&opened.core.session));
         Ok(async move {
             let Some(ttl) = ttl else {
-                let options = LookupOptions { lease: None, sparse };
+                let options = LookupOptions { sparse, ..LookupOptions::default() };
                 return Ok((handle.lookup(&hashes, options).await?, None));
             };
             let session = sessions.or(given).await?;
             let ask = LeaseAsk { session: &session, ttl, bytes_max: lease_bytes };
-            let options = LookupOptions { lease: Some(ask), sparse };
+            let options = LookupOptions { lease: Some(ask), sparse, ..LookupOptions::default() };
             Ok((handle.lookup(&hashes, options).await?, Some(session)))
         })
     }
@@ -221,7 +228,7 @@ impl Namespace {
     ) -> PyResult<Vec<bool>> {
         let Opened { core, handle } = self.opened.get(py)?;
         let hashes = self::hashes(hashes, self.hash_bytes)?;
-        let options = LookupOptions { lease: None, sparse: true };
+        let options = LookupOptions { sparse: true, ..LookupOptions::default() };
         let found = core.run(py, timeout_of(py, timeout)?, handle.lookup(&hashes, options))?;
         let mut exists = vec![false; hashes.len()];
         for run in found.runs.iter().chain(&found.sparse).filter(|run| !run.pending) {
@@ -273,7 +280,7 @@ impl Namespace {
         timeout: Option<f64>,
     ) -> PyResult<GetResult> {
         let (opened, asked) = self.asked(hashes, parts, lease, stop_at_miss, timeout)?;
-        let mut sink = Self::sink(opened, &asked, buffers)?;
+        let mut sink = Self::sink(&opened, &asked, buffers)?;
         let getting = opened.handle.get(&asked.hashes, asked.options(), &mut sink);
         let ended = opened.core.run(py, asked.timeout, getting);
         let result = sink.end(ended.as_ref().ok());
@@ -302,7 +309,7 @@ impl Namespace {
         tag: Option<Py<PyAny>>,
     ) -> PyResult<Py<Request>> {
         let (opened, asked) = self.asked(hashes, parts, lease, stop_at_miss, timeout)?;
-        let mut sink = Self::sink(opened, &asked, buffers)?;
+        let mut sink = Self::sink(&opened, &asked, buffers)?;
         let (handle, moving) = (opened.handle.clone(), Arc::clone(&opened.core.getting));
         Request::start(py, &opened.core, Tell { queue, tag }, |turn| async move {
             let getting = handle.get(&asked.hashes, asked.options(), &mut sink);

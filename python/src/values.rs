@@ -22,6 +22,7 @@ pub(crate) struct GetResult {
     pub(crate) object: u64,
     pub(crate) bytes: u64,
     pub(crate) corrupt_here: u64,
+    pub(crate) remote: u64,
 }
 
 #[pymethods]
@@ -52,6 +53,7 @@ impl GetResult {
         self.object = summary.object;
         self.bytes = summary.bytes;
         self.corrupt_here = summary.corrupt_here;
+        self.remote = summary.remote;
     }
 }
 

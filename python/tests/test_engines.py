@@ -187,6 +187,54 @@ def test_a_server_that_hangs_costs_one_deadline_and_is_used_again(
     assert adapter.load(2) == 2
 
 
+def test_another_node_is_used_when_the_one_it_was_at_is_gone(start: Start, adapt: Adapt) -> None:
+    first, second = start(), start()
+    adapter = adapt(f"{first.grpc},{second.grpc}")
+    adapter.store(2)
+    assert first.metric('kvstrata_put_blocks_total{outcome="stored"}') == 2
+    first.kill()
+    space = adapter.space
+    space.lookup(hashes(1), tag="gone")
+    until(lambda: bool(adapter.counters["lost"]) and space.ready)
+    adapter.link.finished()
+    assert adapter.load(2) == 0, "they were the other's"
+    adapter.store(2)
+    assert adapter.load(2) == 2
+    assert second.metric('kvstrata_put_blocks_total{outcome="stored"}') == 2
+
+
+def test_a_node_that_will_go_away_is_left_and_what_it_has_promised_is_loaded(
+    start: Start, adapt: Adapt
+) -> None:
+    first, second = start("server.drain_grace=60s"), start()
+    adapter = adapt(f"{first.grpc},{second.grpc}")
+    adapter.store(3)
+    space = adapter.space
+    found = space.lookup_now(hashes(3), lease=50.0)
+    assert found is not None
+    lease = found.lease
+    assert lease is not None
+    assert lease.blocks == 3
+    first.process.send_signal(signal.SIGTERM)
+    until(lambda: adapter.counters["moved"] == 1)
+    assert adapter.counters["lost"] == 0
+    # The promise is the first one's, and everything else is now the second one's.
+    buffers = [bytearray(BLOCK_BYTES) for _ in range(3)]
+    loaded = space.load_now(hashes(3), buffers, lease=lease)
+    assert loaded is not None
+    assert loaded.prefix_blocks == 3
+    assert buffers[2] == value(2)
+    assert adapter.load(3) == 0
+    adapter.store(3)
+    assert adapter.load(3) == 3
+    assert second.metric('kvstrata_put_blocks_total{outcome="stored"}') == 3
+    # With the promise ends the last that the first one was there for.
+    adapter.link.release(lease)
+    del lease, found
+    assert first.process.wait(DEADLINE) == 0
+    assert adapter.load(3) == 3
+
+
 def test_a_namespace_that_is_refused_does_not_keep_others_away(
     shared_server: Server, adapt: Adapt, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,14 +15,15 @@ HASHES = [bytes([number]) * 32 for number in range(10)]
 
 
 def answer(runs: str, granted: Any = None) -> Any:
-    """A lookup of ten blocks: d dram, n nvme, o object, p pending, . miss."""
+    """A lookup of ten blocks: d dram, n nvme, o object, p pending, . miss; capitals: elsewhere."""
     found: list[Any] = []
     tiers = {"d": "dram", "n": "nvme", "o": "object", "p": "dram"}
     for at, each in enumerate(runs):
         if each != ".":
-            run = SimpleNamespace(start=at, end=at + 1, tier=tiers[each], pending=each == "p")
+            tier, pending, local = tiers[each.lower()], each in "pP", each.islower()
+            run = SimpleNamespace(start=at, end=at + 1, tier=tier, pending=pending, local=local)
             found.append(run)
-    prefix = next((at for at, each in enumerate(runs) if each in ".p"), len(runs))
+    prefix = next((at for at, each in enumerate(runs) if each in ".pP"), len(runs))
     gap = (runs + ".").index(".")
     return SimpleNamespace(
         prefix_blocks=prefix,
@@ -76,6 +77,8 @@ class Link:
         ("dpdd......", 1, "d.dd......"),
         ("oooooooooo", 0, ".........."),
         ("dd.n.o.p.d", 2, "dd.d.....d"),
+        ("ddDNO.D...", 4, "dddd..d..."),
+        ("ddPdd.....", 2, "dd.dd....."),
         ("..........", 0, ".........."),
     ],
 )
@@ -94,6 +97,14 @@ def test_what_is_near_is_answered_at_once() -> None:
     granted = lease()
     link = Link(answer("ddnn......", granted))
     assert link.find().lease is granted
+    assert (link.leased, link.released, link.prefetched) == ([5.0], [], [])
+
+
+def test_nothing_is_fetched_or_waited_for_on_other_nodes() -> None:
+    granted = lease(2)
+    link = Link(answer("ddDNOOP...", granted))
+    found = link.find()
+    assert (promised(found), found.lease) == (4, granted)
     assert (link.leased, link.released, link.prefetched) == ([5.0], [], [])
 
 

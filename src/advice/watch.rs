@@ -2,7 +2,8 @@
 //!
 //! What is told of a block is where it is when it is told, not what happened to it: so nothing has to be
 //! kept for a watcher, and one that has seen the latest update of a block knows where it is. Whoever does
-//! not keep up gets a reset and a new snapshot, never a gap.
+//! not keep up gets a reset and a new snapshot, never a gap. When the node is asked to leave, it gets a reset and
+//! a snapshot of nothing.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -81,6 +82,8 @@ pub(crate) struct Watcher {
     ready: VecDeque<Update>,
     /// Namespaces that were asked about: they never change.
     known: HashMap<u32, Option<Arc<Namespace>>>,
+    /// It was told that nothing can be loaded from here any more, and there is nothing to be told after that.
+    has_left: bool,
     _place: OwnedSemaphorePermit,
 }
 
@@ -118,6 +121,7 @@ impl Node {
             snapshot_blocks: 0,
             ready: VecDeque::from([Update::Reset("a snapshot follows")]),
             known: HashMap::new(),
+            has_left: false,
             _place: place,
         })
     }
@@ -133,8 +137,19 @@ impl Watcher {
             if let Some(update) = self.ready.pop_front() {
                 return update;
             }
-            let change = self.follower.next().await;
-            self.take(&change);
+            if self.has_left {
+                return std::future::pending().await;
+            }
+            let leaves = self.node.drain.asked().clone();
+            tokio::select! {
+                biased;
+                () = leaves.cancelled() => {
+                    self.has_left = true;
+                    let nothing = [Update::Reset("this node leaves"), Update::SnapshotEnd(0)];
+                    self.ready.extend(nothing);
+                }
+                change = self.follower.next() => self.take(&change),
+            }
         }
     }
 

@@ -4,37 +4,33 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::{StreamExt, stream};
 use kvstrata_proto::v1::{self as wire, block_cache_server::BlockCache};
-use kvstrata_tiers::{
-    error::{Error, Result},
-    namespace::{Namespace, Wishes},
-    stack::{Ask, Chain},
-    tier::Run,
+use kvstrata_tiers::{error::Result, namespace::Wishes, stack::Chain};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
 };
-use tokio::{sync::mpsc, time::Instant};
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use super::{Calls, Node, Observed, bearer_of, convert, get, put, stats};
 use crate::{
     auth::Bearer,
+    cluster::home,
     flow::{self, Prefetched},
     id::{LeaseId, SessionId},
-    lease::Reservation,
     limits::LOOKUP_HASHES_MAX,
+    members::{Members, Roster},
     metrics::Op,
     openers::Opener,
     schemes,
-    session::{Event, SessionGuard, draining},
+    session::{Event, SessionGuard},
 };
-
-/// The least unit of memory that a block of a page or more is rounded to.
-const PAGE_BYTES: u64 = 4096;
 
 /// What a client is told that wishes for what the first one did not.
 const KEEPS_NO_TOKENS: &str = "keep_tokens: another client has opened the namespace without it since the \
     server started, so token ids are not kept, nor found by; set it for all clients, then restart the server";
 
-type Pins = Vec<kvstrata_tiers::stack::Pin>;
+pub(super) type Pins = Vec<kvstrata_tiers::stack::Pin>;
 
 /// The service; clones share the node.
 #[derive(Debug, Clone)]
@@ -81,9 +77,8 @@ impl BlockCache for BlockService {
         request: Request<wire::LookupRequest>,
     ) -> Result<Response<wire::LookupResponse>, Status> {
         let bearer = bearer_of(&request)?;
-        self.calls
-            .unary(Op::Lookup, async { self.node.lookup(&bearer, &request.into_inner()) })
-            .await
+        let work = self.node.lookup(&bearer, request.into_inner());
+        self.calls.unary(Op::Lookup, work).await
     }
 
     async fn put(
@@ -198,6 +193,7 @@ impl Node {
                 warn!(namespace = id, instance, host, warning, "namespace needs attention");
             }
         }
+        let home = self.home_of(&instance, &host, &zone);
         let at = Instant::now();
         let opener = Opener { instance, host, zone, client_version, at };
         self.openers.note(namespace.index(), opener);
@@ -205,78 +201,25 @@ impl Node {
             namespace_id: namespace.id().as_bytes().to_vec().into(),
             block_bytes: namespace.layout().block_bytes(),
             limits: Some(convert::limits(self.leases.limits())),
-            members: Some(convert::members(&self.members)),
+            members: Some(convert::members(&self.roster.now())),
+            home,
             warnings: opened.warnings,
         })
     }
 
-    fn lookup(
-        &self,
-        bearer: &Bearer,
-        request: &wire::LookupRequest,
-    ) -> Result<wire::LookupResponse> {
-        let namespace = self.namespace(bearer, &request.namespace_id)?;
-        let hashes = namespace.hashes(&request.hashes, LOOKUP_HASHES_MAX, "hashes")?;
-        let promise = self.promise(bearer, &namespace, request, hashes.len())?;
-        let pin_bytes_max = promise.as_ref().map(|promise| promise.reservation.bytes());
-        let ask = Ask { sparse: request.sparse, pin_bytes_max };
-        let answer = self.stack.lookup(&namespace, hashes, ask);
-        self.metrics.record_lookup(convert::answers(answer.counts));
-        let locality = self
-            .openers
-            .with_latest(namespace.index(), |node, zone| self.costs.locality(node, zone));
-        let run = |run: Run| {
-            let wait = self.costs.estimate(run.tier, locality, run.bytes);
-            convert::run(&run, self.members.answering, wait)
-        };
-        let lease = match promise {
-            Some(promise) if !answer.pins.is_empty() => {
-                Some(promise.keep(answer.pins, answer.pinned_bytes)?)
-            }
-            _ => None,
-        };
-        Ok(wire::LookupResponse {
-            asked: answer.asked,
-            prefix_blocks: answer.prefix_blocks,
-            runs: answer.runs.into_iter().map(run).collect(),
-            counts: Some(convert::counts(answer.counts)),
-            lease,
-            sparse: answer.sparse.into_iter().map(run).collect(),
-            members_epoch: self.members.epoch,
-            partial: false,
-        })
-    }
-
-    /// Sets aside bytes for the lease that a lookup asks for.
-    fn promise(
-        &self,
-        bearer: &Bearer,
-        namespace: &Namespace,
-        request: &wire::LookupRequest,
-        blocks: usize,
-    ) -> Result<Option<Promise>> {
-        let Some(asked) = &request.lease else { return Ok(None) };
-        let session = self.session(bearer, SessionId::read("session_id", &request.session_id)?)?;
-        if self.sessions.is_draining() {
-            return Err(draining());
+    /// The home of an engine, if it says which one it is; it is counted if that is here.
+    fn home_of(&self, instance: &str, node: &str, zone: &str) -> Option<u32> {
+        if instance.is_empty() {
+            return None;
         }
-        let ttl_ms = Duration::from_millis(u64::from(asked.ttl_ms));
-        let ttl = self.leases.ttl("lease.ttl_ms", ttl_ms)?;
-        let limit = self.leases.limits().session_bytes_max;
-        if asked.bytes_max > limit {
-            return Err(Error::invalid(format!(
-                "lease.bytes_max: {} given, 0 to {limit} allowed, 0 takes the limit",
-                asked.bytes_max
-            )));
+        let mut members = self.roster.now().list.clone();
+        // It must not lose a home because it is counted there.
+        for own in members.iter_mut().filter(|member| member.index == Roster::OWN) {
+            own.engines = self.openers.engines_besides(instance);
         }
-        // No more than the blocks asked can need, so that lookups at once do not starve each other.
-        // A quarter more than their payload covers what rounding to slots may add.
-        let longest = u64::from(namespace.layout().bytes_max());
-        let slot = longest + longest / 4 + PAGE_BYTES;
-        let needed = slot.saturating_mul(u64::try_from(blocks).unwrap_or(u64::MAX));
-        let bytes = if asked.bytes_max == 0 { limit } else { asked.bytes_max }.min(needed);
-        let reservation = self.leases.reserve(session.id(), bytes)?;
-        Ok(Some(Promise { reservation, ttl, session }))
+        let home = home::home(&home::Engine { instance, node, zone }, &members);
+        self.openers.note_engine(instance, home == Some(Roster::OWN));
+        home
     }
 
     fn begin_session(
@@ -286,15 +229,18 @@ impl Node {
     ) -> Result<impl futures_util::Stream<Item = Result<wire::SessionEvent, Status>> + use<>> {
         let client = convert::label("client", request.client)?;
         let (guard, events) = self.sessions.open(client, bearer)?;
+        let mut members = self.roster.follow();
+        let known = convert::members(&members.borrow_and_update());
         let opened = wire::SessionOpened {
             session_id: guard.session().id().as_bytes().to_vec().into(),
             limits: Some(convert::limits(self.leases.limits())),
-            members: Some(convert::members(&self.members)),
+            members: Some(known),
         };
         let opened = session_event(wire::session_event::Event::Opened(opened));
-        let later = stream::unfold((guard, events), |(guard, mut events)| async move {
-            let event = next_event(&guard, &mut events).await?;
-            Some((event, (guard, events)))
+        let told = (guard, events, members);
+        let later = stream::unfold(told, |(guard, mut events, mut members)| async move {
+            let event = next_event(&guard, &mut events, &mut members).await?;
+            Some((event, (guard, events, members)))
         });
         Ok(stream::iter([opened]).chain(later).map(Ok))
     }
@@ -368,26 +314,10 @@ impl Node {
     }
 }
 
-/// A lease that will be granted if the lookup pins anything.
-struct Promise {
-    reservation: Reservation<Pins>,
-    ttl: Duration,
-    session: Arc<crate::session::Session>,
-}
-
-impl Promise {
-    fn keep(self, pins: Pins, bytes: u64) -> Result<wire::Lease> {
-        let blocks = flow::count(pins.len());
-        let granted = self.reservation.grant(pins, blocks, bytes, self.ttl)?;
-        let leases = &self.session.counters().leases;
-        leases.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        Ok(convert::lease(&granted))
-    }
-}
-
 async fn next_event(
     guard: &SessionGuard<Pins>,
     events: &mut mpsc::Receiver<Event>,
+    members: &mut watch::Receiver<Arc<Members>>,
 ) -> Option<wire::SessionEvent> {
     tokio::select! {
         biased;
@@ -400,6 +330,10 @@ async fn next_event(
             let draining = wire::Draining { grace_ms: flow::millis(grace) };
             session_event(wire::session_event::Event::Draining(draining))
         }),
+        Ok(()) = members.changed() => {
+            let list = convert::members(&members.borrow_and_update());
+            Some(session_event(wire::session_event::Event::Members(list)))
+        }
     }
 }
 

@@ -133,7 +133,11 @@ impl Call {
 
     fn count(&self, change: impl FnOnce(usize) -> usize) {
         // These last as long as their clients wish.
-        if matches!(self.op, Op::Session | Op::RouterWatch | Op::RouterWatchTiers) {
+        let lasting = matches!(
+            self.op,
+            Op::Session | Op::RouterWatch | Op::RouterWatchTiers | Op::AdminDrain
+        );
+        if lasting {
             return;
         }
         let mut now = 0;

@@ -3,24 +3,23 @@
 //! What a request says is checked here once, before anything is allocated for it; an error names the
 //! field, the value and the range.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
     error::{Error, Result},
     limits::{PART_BYTES_MAX, PARTS_MAX},
     namespace::{Identity, NamespaceSpec, PartSpec},
-    tier::{Run, Tier, TierCounts},
+    tier::{Tier, TierCounts},
 };
 
 use crate::{
+    cluster::plan::Found,
     flow,
     lease::{Granted, LeaseLimits},
     limits::{
         CLIENT_NAME_BYTES_MAX, GET_BLOCKS_MAX, LOOKUP_HASHES_MAX, MESSAGE_BYTES_MAX, PUT_BLOCKS_MAX,
     },
-    members::{Member, Members},
+    members::{Member, Members, Roster},
     metrics::{Answer, Missed, PutLabel},
 };
 
@@ -144,6 +143,10 @@ pub(super) fn members(members: &Members) -> wire::MemberList {
             unix: bulk.unix.clone(),
             instance: bulk.instance.clone(),
         }),
+        draining: member.draining,
+        engines: member.engines,
+        version: member.version.clone(),
+        http: member.http.clone(),
     };
     wire::MemberList {
         epoch: members.epoch,
@@ -163,15 +166,18 @@ pub(super) fn lease(granted: &Granted) -> wire::Lease {
     }
 }
 
-/// A run on this node, with the estimated time to load all of it.
+/// A run, and who has it.
 #[must_use]
-pub(super) fn run(run: &Run, holder: u32, est_load: Duration) -> wire::Run {
+pub(super) fn found(found: &Found) -> wire::Run {
+    let Found { run, holder, est_load } = *found;
+    let is_own = holder == Roster::OWN;
+    let locality = if is_own { wire::Locality::Local } else { wire::Locality::Remote };
     wire::Run {
         start: run.start,
         end: run.end,
         tier: tier(run.tier).into(),
         holder,
-        locality: wire::Locality::Local.into(),
+        locality: locality.into(),
         est_load_ms: est_load.as_secs_f32() * 1000.0,
         pending: run.pending,
     }

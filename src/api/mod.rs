@@ -5,6 +5,7 @@
 //! and the store. The generated trait is implemented in [`blocks`]; [`Node`] is what
 //! it works on.
 
+pub(crate) mod admin;
 pub mod blocks;
 mod bounded;
 mod calls;
@@ -14,6 +15,8 @@ mod get;
 mod guarded;
 mod health;
 pub mod incoming;
+mod lookup;
+pub(crate) mod peer;
 mod put;
 pub(crate) mod router;
 mod stats;

@@ -7,14 +7,19 @@ use std::sync::{Arc, atomic::Ordering};
 
 use kvstrata_proto::v1 as wire;
 use kvstrata_tiers::{
-    namespace::{Namespace, NamespaceSpec, RootMismatch},
+    account::Account,
+    namespace::{Namespace, NamespaceSpec},
     store::StoreUsage,
     tier::Tier,
 };
 
 use super::{Node, convert};
 use crate::{
-    auth::Bearer,
+    auth::{Bearer, RateLimits, Rates},
+    console::{
+        self,
+        problems::{Finding, Level},
+    },
     flow,
     metrics::{Answer, LeaseEnd},
     openers::Opener,
@@ -26,13 +31,16 @@ const ROOT_DIGITS: usize = 16;
 
 pub(super) fn of(node: &Node, bearer: &Bearer) -> wire::StatsResponse {
     let mut namespaces = node.namespaces.list();
-    let mut mismatches = node.namespaces.root_mismatches();
+    let findings = console::problems_of(node, bearer);
     if bearer.is_operator() {
-        return of_node(node, &namespaces, &mismatches);
+        let accounts = node.namespaces.accounts().list();
+        let named = accounts.iter().filter(|account| account.has_had_quota());
+        let rates = |account: &Account| node.rates.of(account.tenant());
+        let tenants = named.map(|account| of_tenant(account, &rates(account))).collect();
+        return wire::StatsResponse { tenants, ..of_node(node, &namespaces, findings) };
     }
     let tenant = bearer.tenant();
     namespaces.retain(|namespace| namespace.tenant() == tenant);
-    mismatches.retain(|mismatch| mismatch.tenant == tenant);
     let namespaces: Vec<_> =
         namespaces.iter().map(|namespace| of_namespace(node, namespace)).collect();
     let sum = |of: fn(&wire::TierTotals) -> u64| {
@@ -49,26 +57,34 @@ pub(super) fn of(node: &Node, bearer: &Bearer) -> wire::StatsResponse {
             sum(|sums| sums.miss),
         ])),
         namespaces,
-        warnings: mismatches.iter().map(ToString::to_string).collect(),
-        ..about(node)
+        tenants: vec![of_tenant(&node.namespaces.accounts().of(tenant), bearer.rates())],
+        ..about(node, findings)
     }
 }
 
 /// What is no secret of any tenant.
-fn about(node: &Node) -> wire::StatsResponse {
+fn about(node: &Node, findings: Vec<Finding>) -> wire::StatsResponse {
+    let problems = findings.iter().filter(|finding| finding.level == Level::Problem);
     wire::StatsResponse {
         node: node.name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_ms: u64::try_from(node.started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        members: Some(convert::members(&node.members)),
+        members: Some(convert::members(&node.roster.now())),
+        warnings: problems.map(|of| format!("{}: {}", of.seen, of.advice)).collect(),
+        findings: findings.into_iter().map(of_finding).collect(),
         ..wire::StatsResponse::default()
     }
+}
+
+fn of_finding(finding: Finding) -> wire::Finding {
+    let Finding { level, what, seen, advice } = finding;
+    wire::Finding { what, seen, advice, problem: level == Level::Problem }
 }
 
 fn of_node(
     node: &Node,
     namespaces: &[Arc<Namespace>],
-    mismatches: &[RootMismatch],
+    findings: Vec<Finding>,
 ) -> wire::StatsResponse {
     let usage = node.stack.usage();
     let (leases, leased_bytes) = node.leases.usage();
@@ -93,8 +109,7 @@ fn of_node(
         namespaces: namespaces.iter().map(|namespace| of_namespace(node, namespace)).collect(),
         lease_totals: Some(lease_totals(node)),
         schemes: Scheme::ALL.iter().map(|scheme| of_scheme(node, *scheme)).collect(),
-        warnings: mismatches.iter().map(ToString::to_string).collect(),
-        ..about(node)
+        ..about(node, findings)
     }
 }
 
@@ -108,6 +123,32 @@ fn of_tier(node: &Node, tier: Tier, usage: StoreUsage) -> wire::TierStats {
         evicted_blocks: usage.evicted_blocks,
         get_blocks,
         get_bytes,
+    }
+}
+
+fn of_tenant(account: &Account, rates: &Rates) -> wire::TenantStats {
+    let (holding, quota) = (account.holding(), account.quota());
+    let bounds = [
+        (quota.dram_floor, quota.dram_max),
+        (quota.nvme_floor, quota.nvme_max),
+        (0, quota.object_max),
+    ];
+    let both = holding.bytes.into_iter().zip(holding.refused).zip(bounds);
+    let tiers = Tier::ALL.into_iter().zip(both);
+    let tiers = tiers.map(|(tier, ((used_bytes, refused_blocks), (floor_bytes, max)))| {
+        let max_bytes = (max < u64::MAX).then_some(max);
+        let tier = convert::tier(tier).into();
+        wire::TenantTier { tier, used_bytes, floor_bytes, max_bytes, refused_blocks }
+    });
+    let (refused_for_requests, refused_for_bytes) = rates.refused();
+    let RateLimits { requests, bytes } = rates.limits();
+    wire::TenantStats {
+        tenant: account.tenant().to_owned(),
+        tiers: tiers.collect(),
+        requests_per_second: requests.unwrap_or(0),
+        bytes_per_second: bytes.unwrap_or(0),
+        refused_for_requests,
+        refused_for_bytes,
     }
 }
 

@@ -8,14 +8,19 @@
 //! says nothing about a token, and no token is kept in memory. What is shown, logged or counted of one
 //! is its tenant. When the file no longer has a token, whoever came in by it is told so
 //! ([`Bearer::revoked`]): sessions and bulk connections end, and the next call is refused.
+//!
+//! The nodes of a cluster have a token of their own, which no file has ([`Gate::know_nodes`]). A node asks in the
+//! name of a tenant, which it says beside its token ([`TENANT_HEADER`]); nobody else may say one.
 
+pub mod allotments;
+mod rates;
 mod token;
 mod tokens;
 
 use std::{
     collections::{HashMap, HashSet},
     fmt,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use blake3::Hash;
@@ -23,7 +28,10 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
-pub use self::token::Token;
+pub use self::{
+    rates::{RateLimits, RateTable, Rates},
+    token::Token,
+};
 use crate::{
     id::random_key,
     metrics::{Door, TrustMetrics, Unproven},
@@ -31,6 +39,10 @@ use crate::{
 
 /// The tenant of every client where there are no tokens.
 pub const ONLY_TENANT: &str = "default";
+/// The header in which a node names the tenant for whom it asks.
+pub const TENANT_HEADER: &str = "kvstrata-tenant";
+/// What stands between the token of a node and the tenant where both are in one field; no token has it.
+pub(crate) const TENANT_MARK: u8 = b'@';
 /// How a token is announced in a header.
 const SCHEME: &[u8] = b"bearer ";
 
@@ -39,18 +51,32 @@ const SCHEME: &[u8] = b"bearer ";
 pub struct Bearer {
     tenant: Box<str>,
     operator: bool,
+    rates: Arc<Rates>,
+    node: bool,
     revoked: CancellationToken,
 }
 
 impl Bearer {
-    /// The one there is without tokens.
+    /// The one there is without tokens, where nobody's rates are limited.
     #[must_use]
     pub fn anyone() -> Self {
-        Self::new(ONLY_TENANT, true)
+        Self::new(ONLY_TENANT, true, Arc::default())
     }
 
-    fn new(tenant: &str, operator: bool) -> Self {
-        Self { tenant: tenant.into(), operator, revoked: CancellationToken::new() }
+    fn new(tenant: &str, operator: bool, rates: Arc<Rates>) -> Self {
+        let revoked = CancellationToken::new();
+        Self { tenant: tenant.into(), operator, rates, node: false, revoked }
+    }
+
+    /// A node that asks for a tenant, or, with an empty one, for itself. Its requests are no tenant's own.
+    fn node(tenant: &str) -> Self {
+        Self { node: true, ..Self::new(tenant, tenant.is_empty(), Arc::default()) }
+    }
+
+    /// What its tenant may do in a second.
+    #[must_use]
+    pub fn rates(&self) -> &Arc<Rates> {
+        &self.rates
     }
 
     /// Whose blocks it may use.
@@ -63,6 +89,12 @@ impl Bearer {
     #[must_use]
     pub fn is_operator(&self) -> bool {
         self.operator
+    }
+
+    /// Whether it is a node of the cluster.
+    #[must_use]
+    pub fn is_node(&self) -> bool {
+        self.node
     }
 
     /// Cancelled when its token is valid no longer.
@@ -80,7 +112,16 @@ pub struct Gate {
 
 struct Shared {
     metrics: TrustMetrics,
+    rates: Arc<RateTable>,
     admission: Admission,
+    /// What the token of the cluster's nodes is known by, if there are others.
+    nodes: OnceLock<KnownBy>,
+}
+
+/// A token is known by its hash under a key.
+struct KnownBy {
+    key: [u8; 32],
+    hash: Hash,
 }
 
 enum Admission {
@@ -94,8 +135,9 @@ impl Gate {
     /// Lets everybody in, as [`ONLY_TENANT`].
     #[must_use]
     pub fn open(metrics: TrustMetrics) -> Self {
-        let admission = Admission::Anyone(Arc::new(Bearer::anyone()));
-        Self { shared: Arc::new(Shared { metrics, admission }) }
+        let rates = Arc::<RateTable>::default();
+        let anyone = Bearer::new(ONLY_TENANT, true, rates.of(ONLY_TENANT));
+        Self::of(metrics, rates, Admission::Anyone(Arc::new(anyone)))
     }
 
     /// Lets in who has a token; none is known yet.
@@ -104,7 +146,28 @@ impl Gate {
     /// `Internal` if the system has no random bytes.
     pub fn closed(metrics: TrustMetrics) -> Result<Self> {
         let admission = Admission::Bearers { key: random_key()?, known: RwLock::default() };
-        Ok(Self { shared: Arc::new(Shared { metrics, admission }) })
+        Ok(Self::of(metrics, Arc::default(), admission))
+    }
+
+    fn of(metrics: TrustMetrics, rates: Arc<RateTable>, admission: Admission) -> Self {
+        let shared = Shared { metrics, rates, admission, nodes: OnceLock::new() };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// What tenants may do in a second.
+    #[must_use]
+    pub fn rates(&self) -> &Arc<RateTable> {
+        &self.shared.rates
+    }
+
+    /// Lets the nodes of the cluster in, too, who show this token. Once: later ones change nothing.
+    ///
+    /// # Errors
+    /// `Internal` if the system has no random bytes.
+    pub fn know_nodes(&self, token: &Token) -> Result<()> {
+        let key = random_key()?;
+        self.shared.nodes.get_or_init(|| KnownBy { key, hash: token.hash(&key) });
+        Ok(())
     }
 
     /// Whether it asks for tokens.
@@ -137,8 +200,11 @@ impl Gate {
         for line in tokens::read(text)? {
             let hash = line.token.hash(key);
             let same = known.get(&hash).filter(|bearer| line.is_of(bearer));
-            let bearer =
-                same.map_or_else(|| Arc::new(Bearer::new(line.tenant, line.operator)), Arc::clone);
+            let made = || {
+                let rates = self.shared.rates.of(line.tenant);
+                Arc::new(Bearer::new(line.tenant, line.operator, rates))
+            };
+            let bearer = same.map_or_else(made, Arc::clone);
             if next.insert(hash, bearer).is_some() {
                 return Err(tokens::problem(line.number, "its token is that of a line before"));
             }
@@ -152,11 +218,67 @@ impl Gate {
         Ok(())
     }
 
-    /// Lets a client in that shows `token`, or nothing.
+    /// Lets a client in that shows `token`, or nothing, and names no tenant.
     ///
     /// # Errors
-    /// `Unauthenticated` if it should show one, or another one. Counted.
+    /// As [`admit_for`](Self::admit_for).
     pub fn admit(&self, door: Door, token: Option<&[u8]>) -> Result<Arc<Bearer>> {
+        self.admit_for(door, token, None)
+    }
+
+    /// Lets in who shows `token`, or nothing, and asks for `tenant`, if it says so.
+    ///
+    /// # Errors
+    /// `Unauthenticated` if it should show one, or another one; if it names a tenant and is no node, or is a
+    /// node and names none. Counted.
+    pub fn admit_for(
+        &self,
+        door: Door,
+        token: Option<&[u8]>,
+        tenant: Option<&[u8]>,
+    ) -> Result<Arc<Bearer>> {
+        let refuse = |text| Err(self.refuse(door, Unproven::Wrong, text));
+        match (token.is_some_and(|token| self.is_of_a_node(token)), tenant) {
+            (false, None) => self.admit_client(door, token),
+            (false, Some(_)) => {
+                refuse("kvstrata-tenant: only nodes of this cluster may name a tenant")
+            }
+            (true, None) => refuse("kvstrata-tenant: a node must name the tenant it asks for"),
+            (true, Some(tenant)) => match tokens::tenant(tenant) {
+                Some(tenant) => Ok(Arc::new(Bearer::node(tenant))),
+                None => refuse("kvstrata-tenant: not the name of a tenant"),
+            },
+        }
+    }
+
+    /// Lets in who shows `field`: a token, or that of a node, [`TENANT_MARK`] and a tenant.
+    ///
+    /// # Errors
+    /// As [`admit_for`](Self::admit_for).
+    pub(crate) fn admit_joined(&self, door: Door, field: &[u8]) -> Result<Arc<Bearer>> {
+        let mut parts = field.splitn(2, |byte| *byte == TENANT_MARK);
+        let token = parts.next().filter(|token| !token.is_empty());
+        self.admit_for(door, token, parts.next())
+    }
+
+    /// Lets in a node that asks for itself.
+    ///
+    /// # Errors
+    /// `Unauthenticated` if it is none. Counted.
+    pub fn admit_node(&self, door: Door, token: Option<&[u8]>) -> Result<Arc<Bearer>> {
+        if token.is_some_and(|token| self.is_of_a_node(token)) {
+            return Ok(Arc::new(Bearer::node("")));
+        }
+        let why = if token.is_some() { Unproven::Wrong } else { Unproven::Missing };
+        Err(self.refuse(door, why, "token: only nodes of this cluster may ask this"))
+    }
+
+    fn is_of_a_node(&self, token: &[u8]) -> bool {
+        let known = self.shared.nodes.get();
+        known.is_some_and(|known| token::hash(&known.key, token) == known.hash)
+    }
+
+    fn admit_client(&self, door: Door, token: Option<&[u8]>) -> Result<Arc<Bearer>> {
         let (key, known) = match &self.shared.admission {
             Admission::Anyone(bearer) => return Ok(Arc::clone(bearer)),
             Admission::Bearers { key, known } => (key, known),
@@ -175,6 +297,9 @@ impl Gate {
     /// # Errors
     /// As [`admit`](Self::admit), and if the token is not an operator's. Counted.
     pub fn admit_operator(&self, door: Door, token: Option<&[u8]>) -> Result<Arc<Bearer>> {
+        if token.is_some_and(|token| self.is_of_a_node(token)) {
+            return self.admit_node(door, token);
+        }
         let bearer = self.admit(door, token)?;
         if bearer.is_operator() {
             return Ok(bearer);
@@ -284,6 +409,38 @@ mod tests {
         let token: Token = FIRST.parse().unwrap();
         for shown in [format!("{gate:?}"), format!("{bearer:?}"), format!("{token:?}")] {
             assert!(!shown.contains(FIRST), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_node_acts_for_the_tenant_it_names_and_nobody_else_names_one() {
+        let nodes: Token = "n".repeat(64).parse().unwrap();
+        let node = Some(nodes.reveal().as_bytes());
+        let open = Gate::open(TrustMetrics::register(&mut Registry::default()));
+        for gate in [gate(&format!("a {FIRST}\n")), open] {
+            gate.know_nodes(&nodes).unwrap();
+            let b = gate.admit_for(Door::Grpc, node, Some(b"b")).unwrap();
+            assert_eq!((b.tenant(), b.is_node(), b.is_operator()), ("b", true, false));
+            let field = [nodes.reveal().as_bytes(), b"@b@c"].concat();
+            assert_eq!(gate.admit_joined(Door::Bulk, &field).unwrap().tenant(), "b@c");
+            let itself = gate.admit_node(Door::Grpc, node).unwrap();
+            assert!(itself.is_node() && itself.is_operator() && itself.tenant().is_empty());
+            gate.admit_operator(Door::Http, node).unwrap();
+            // A client is let in as what it is, and by no means as what it says.
+            let client = gate.admit_joined(Door::Bulk, FIRST.as_bytes()).unwrap();
+            assert!(["a", ONLY_TENANT].contains(&client.tenant()) && !client.is_node());
+            let of_others = [Some(FIRST.as_bytes()), Some(&nodes.reveal().as_bytes()[1..]), None];
+            for token in of_others {
+                gate.admit_for(Door::Grpc, token, Some(b"b")).unwrap_err();
+                gate.admit_node(Door::Grpc, token).unwrap_err();
+            }
+            gate.admit_joined(Door::Bulk, format!("{FIRST}@b").as_bytes()).unwrap_err();
+            // A node without a tenant has no blocks, and a tenant must have a name.
+            gate.admit(Door::Resp, node).unwrap_err();
+            let long = [b'x'; crate::limits::TENANT_BYTES_MAX + 1];
+            for bad in [&b""[..], b"a b", b"\xff", &long] {
+                gate.admit_for(Door::Grpc, node, Some(bad)).unwrap_err();
+            }
         }
     }
 

@@ -29,6 +29,11 @@ impl Token {
         Ok(Self(hex::encode(random_key()?).into()))
     }
 
+    /// The one that stands for this key.
+    pub(crate) fn of_key(key: &[u8; 32]) -> Self {
+        Self(hex::encode(key).into())
+    }
+
     pub(super) fn hash(&self, key: &[u8; 32]) -> Hash {
         hash(key, self.0.as_bytes())
     }

@@ -69,12 +69,19 @@ fn read_line(number: usize, line: &str) -> Result<Line<'_>> {
             return Err(problem(number, &format!("{} words; {wanted}", words.len())));
         }
     };
-    if tenant.len() > TENANT_BYTES_MAX || !tenant.bytes().all(|byte| byte.is_ascii_graphic()) {
+    if self::tenant(tenant.as_bytes()).is_none() {
         let allowed = format!("1 to {TENANT_BYTES_MAX} characters of ASCII are allowed");
         return Err(problem(number, &format!("the tenant, of which {allowed}")));
     }
     let token = token.parse().map_err(|error| problem(number, &format!("{error}")))?;
     Ok(Line { number, tenant, token, operator })
+}
+
+/// The tenant with this name, if it may be the name of one.
+pub(super) fn tenant(name: &[u8]) -> Option<&str> {
+    let is_one = (1..=TENANT_BYTES_MAX).contains(&name.len());
+    let is_one = is_one && name.iter().all(u8::is_ascii_graphic);
+    str::from_utf8(name).ok().filter(|_name| is_one)
 }
 
 /// The error of a line.

@@ -259,7 +259,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         let session = self.session.as_ref().map(|session| session.id());
         let pins = self.sharing.pins().filter(|_| header.flags & BY_PLACE != 0);
         let via = if pins.is_some() { Via::SharedMemory } else { self.via };
-        match get::begin(&self.bulk.node, &self.bearer, (session, via), header, get) {
+        let begin = || get::begin(&self.bulk.node, &self.bearer, (session, via), header, get);
+        match self.bearer.rates().request().and_then(|()| begin()) {
             Ok(flow) => {
                 let sending = Sending::new((header.request, token), call, flow, room, pins);
                 self.gets.send(sending).await.map_err(|_closed| gone())
@@ -280,7 +281,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         }
         let call = self.bulk.calls.begin(Op::Put);
         let session = self.session.as_ref().map(|session| session.id());
-        match put::open(&self.bulk.node, &self.bearer, session, header, &offer) {
+        let open = || put::open(&self.bulk.node, &self.bearer, session, header, &offer);
+        match self.bearer.rates().request().and_then(|()| open()) {
             Ok(opened) => {
                 let (put, answers) = OpenPut::new(header.request, opened, call, room);
                 self.puts.push(put);

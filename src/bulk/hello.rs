@@ -41,8 +41,7 @@ where
 {
     let late = |_elapsed| Error::new(ErrorKind::Timeout, "hello: it did not come in time");
     let hello = timeout(HELLO_DEADLINE, hello(input)).await.map_err(late)??;
-    let token = (!hello.token.is_empty()).then_some(hello.token.as_ref());
-    let bearer = bulk.gate.admit(Door::Bulk, token)?;
+    let bearer = bulk.gate.admit_joined(Door::Bulk, &hello.token)?;
     if hello.version == 0 {
         return Err(Error::invalid("hello: version 0 given, 1 or above required"));
     }

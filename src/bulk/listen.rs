@@ -35,6 +35,13 @@ pub(crate) enum Listener {
 #[derive(Debug)]
 pub(crate) struct SocketFile(PathBuf);
 
+impl SocketFile {
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
 impl Drop for SocketFile {
     fn drop(&mut self) {
         // Somebody else may have taken it away: that is as good.
@@ -47,13 +54,13 @@ impl Drop for SocketFile {
 ///
 /// # Errors
 /// As the system's; `AddrInUse` if somebody listens there.
-pub(crate) async fn listen_unix(path: &Path) -> io::Result<Listener> {
+pub(crate) async fn listen_unix(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
     if UnixStream::connect(path).await.is_err_and(|error| refused(&error)) {
         std::fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
-    Ok(Listener::Unix(listener, SocketFile(path.to_owned())))
+    Ok((listener, SocketFile(path.to_owned())))
 }
 
 /// Serves what comes from `listener` until the tasks of the node should end.

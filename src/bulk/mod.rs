@@ -52,7 +52,7 @@ mod writer;
 use std::sync::Arc;
 
 use kvstrata_tiers::error::Error;
-pub(crate) use listen::{Listener, listen_unix, serve, widen};
+pub(crate) use listen::{Listener, SocketFile, listen_unix, serve, widen};
 use tokio::sync::Semaphore;
 
 use crate::{

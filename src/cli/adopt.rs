@@ -69,7 +69,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
             "object.url: none given, the bucket of the nodes is required".to_owned(),
         ));
     };
-    let cluster = ClusterName::new(&config.object.cluster)?;
+    let cluster = ClusterName::new(&config.cluster.name)?;
     let office = Office { owner: Owner { cluster, ordinal: args.ordinal }, bucket };
     let seen = office.known().await?;
     if seen.role() == Role::Empty {
@@ -142,7 +142,7 @@ impl Office {
         bar.finish_and_clear();
         Err(Failure::Failed(format!(
             "ordinal {} is released, and no node has taken it in {} s; does one run with object.url {} \
-             and object.cluster {}, and hold its own ordinal? The next that looks takes it",
+             and cluster.name {}, and hold its own ordinal? The next that looks takes it",
             self.owner.ordinal,
             WAIT.as_secs(),
             self.bucket.url(),

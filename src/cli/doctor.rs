@@ -1,6 +1,9 @@
 //! `kvstrata doctor`: says in words what is wrong with a live setup, and what to do.
+//!
+//! It asks the first endpoint in detail, and every member that this one lists.
 
 mod checks;
+mod cluster;
 mod observe;
 #[cfg(test)]
 mod tests;
@@ -9,15 +12,17 @@ use std::fmt::{self, Display};
 
 use kvstrata_tiers::error::{Error, ErrorKind};
 
-use self::checks::{Finding, Level};
 use super::{Failure, stdout, target::Server};
+use crate::console::problems::{Finding, Level};
 
 const EXAMPLES: &str = "\
 Examples:
   kvstrata doctor
   kvstrata doctor --endpoint kvstrata-0.kvstrata:9400 --json
+  kvstrata doctor --endpoint 10.0.0.1:9400,10.0.0.2:9400
 
-It stores one small block each way and removes it again. Where tokens are asked for, one of an
+It stores one small block each way at the first endpoint and removes it again, and asks every member
+that is listed there how it is; further endpoints are asked, too, whether they are listed or not. Where tokens are asked for, one of an
 operator sees all of the node, any other its own tenant's. The exit code is 1 if there is a problem.";
 
 /// Say what is wrong with a live setup, and what to do

@@ -9,7 +9,7 @@ use super::{
     stdout,
     target::{Target, hashes_of},
 };
-use crate::client::{Lookup, LookupOptions, Run};
+use crate::client::{Locality, Lookup, LookupOptions, Members, Run};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -18,7 +18,7 @@ Examples:
 
 A lookup reads no bytes and protects nothing from being evicted.";
 
-/// Tell which tier holds each key
+/// Tell which tier of which node holds each key
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -41,6 +41,10 @@ struct Found<'a> {
     key: &'a str,
     /// dram, nvme, object, pending or miss.
     place: &'static str,
+    /// Name of the node that has it; none for a miss.
+    holder: Option<&'a str>,
+    /// local: on the node that was asked; or remote; none for a miss.
+    locality: Option<&'static str>,
     /// Expected time to load the run of keys that this one is part of, in milliseconds.
     est_load_ms: f64,
 }
@@ -54,26 +58,30 @@ struct Found<'a> {
 /// Safe: it changes nothing.
 pub async fn run(args: Args) -> Result<()> {
     let handle = args.target.open().await?;
-    let options = LookupOptions { lease: None, sparse: true };
+    let options = LookupOptions { sparse: true, ..LookupOptions::default() };
     let answer = handle.lookup(&hashes_of(&args.keys), options).await?;
-    let found: Vec<_> =
-        args.keys.iter().zip(0..).map(|(key, position)| found(key, position, &answer)).collect();
+    let members = handle.client().members();
+    let found = args.keys.iter().zip(0..).map(|(key, at)| found(key, at, &answer, &members));
+    let found: Vec<_> = found.collect();
     if args.json {
         return stdout::print_json(&found);
     }
     let width = args.keys.iter().map(String::len).max().unwrap_or(0);
     let mut text = String::new();
-    for Found { key, place, est_load_ms } in found {
-        let line = match place {
-            "miss" | "pending" => writeln!(text, "{key:width$}  {place}"),
-            _ => writeln!(text, "{key:width$}  {place:<7} loads in {est_load_ms:.2} ms"),
+    for Found { key, place, holder, locality, est_load_ms } in found {
+        let line = match (place, holder.zip(locality)) {
+            ("miss" | "pending", _) | (_, None) => writeln!(text, "{key:width$}  {place}"),
+            (_, Some((holder, locality))) => writeln!(
+                text,
+                "{key:width$}  {place:<7} loads in {est_load_ms:.2} ms from {holder} ({locality})"
+            ),
         };
         line.map_err(|error| Error::new(ErrorKind::Internal, "write text").because(error))?;
     }
     stdout::print(&text)
 }
 
-fn found<'a>(key: &'a str, position: u32, answer: &Lookup) -> Found<'a> {
+fn found<'a>(key: &'a str, position: u32, answer: &Lookup, members: &'a Members) -> Found<'a> {
     let holds = |run: &&Run| (run.start..run.end).contains(&position);
     let run = answer.runs.iter().chain(&answer.sparse).find(holds);
     let place = match run {
@@ -82,5 +90,10 @@ fn found<'a>(key: &'a str, position: u32, answer: &Lookup) -> Found<'a> {
         Some(run) => run.tier.name(),
     };
     let est_load_ms = run.map_or(0.0, |run| run.est_load.as_secs_f64() * 1e3);
-    Found { key, place, est_load_ms }
+    let holder = run.map(|run| members.member(run.holder).map_or("unknown", |node| &*node.name));
+    let locality = run.map(|run| match run.locality {
+        Locality::Local => "local",
+        Locality::Remote => "remote",
+    });
+    Found { key, place, holder, locality, est_load_ms }
 }

@@ -2,6 +2,7 @@
 
 pub mod adopt;
 pub mod doctor;
+pub mod drain;
 pub mod gen_trace;
 pub mod get;
 pub mod lookup;
@@ -61,6 +62,8 @@ pub enum Command {
     Router(router::Args),
     /// Show what a server holds and has done.
     Stats(stats::Args),
+    /// Have a node leave: its clients finish, others get its hottest blocks.
+    Drain(drain::Args),
     /// Say what is wrong with a live setup, and what to do.
     Doctor(doctor::Args),
     /// Print weights of tiers for a router's configuration, as measured on this node.
@@ -114,6 +117,7 @@ impl From<Problems> for Failure {
 ///
 /// # Cancel safety
 /// Not safe: a server would not drain.
+#[expect(clippy::cognitive_complexity, reason = "a table of commands")]
 pub async fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -126,6 +130,7 @@ pub async fn run() -> ExitCode {
         Command::Lookup(args) => lookup::run(args).await.map_err(Failure::from),
         Command::Router(args) => router::run(args).await,
         Command::Stats(args) => stats::run(args).await.map_err(Failure::from),
+        Command::Drain(args) => drain::run(args).await,
         Command::Doctor(args) => doctor::run(args).await,
         Command::RouterConfig(args) => router_config::run(args).await.map_err(Failure::from),
         Command::Replay(args) => Box::pin(replay::run(args)).await.map_err(Failure::from),

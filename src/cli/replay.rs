@@ -26,6 +26,8 @@ Examples:
     kvstrata replay trace.jsonl.zst --block-bytes 4KiB --dram 72MiB --clients 8
   Against a server that is running, with real KV blocks:
     kvstrata replay trace.jsonl.zst --endpoint 127.0.0.1:9400 --kv-sample blocks.kv
+  Against a cluster, each of eight engines at its home:
+    kvstrata replay trace.jsonl.zst --endpoint kvstrata-0:9400,kvstrata-1:9400 --clients 8
   With an nvme tier, killing the server every 50 to 400 requests:
     kvstrata replay trace.jsonl.zst --nvme 8GiB --durable --crash-every 50..400 --clients 4
   Everything encrypted, and by the bulk port:
@@ -66,10 +68,11 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     pub kv_sample: Option<PathBuf>,
 
-    /// A running server; without it one is started on free ports and stopped at the end
+    /// A running server, or several of one cluster; without it one is started on free ports and stopped at
+    /// the end
     #[arg(
         long,
-        value_name = "HOST:PORT",
+        value_name = "HOST:PORT[,..]",
         conflicts_with_all = [
             "dram", "memory", "nvme", "nvme_path", "segment_bytes", "set", "crash_every", "tls"
         ]

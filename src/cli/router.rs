@@ -37,8 +37,8 @@ pub struct Args {
     /// How engines are chosen
     #[arg(long, value_enum, default_value_t = Mode::Timed)]
     mode: Mode,
-    /// The kvstrata whose tiers count
-    #[arg(long, value_name = "[https://]HOST:PORT", env = "KVSTRATA_ENDPOINT")]
+    /// The kvstrata whose tiers count; of several nodes with commas between them, one that answers
+    #[arg(long, value_name = "[https://]HOST:PORT[,..]", env = "KVSTRATA_ENDPOINT")]
     kvstrata: Option<String>,
     /// Who the router is for kvstrata.
     #[command(flatten)]

@@ -24,6 +24,7 @@ use crate::{
 };
 
 mod chart;
+pub mod fleet;
 mod report;
 mod setup;
 
@@ -48,8 +49,12 @@ the tiers in all modes. docs/simulate.md says what is simulated and where the de
 ///
 /// Reads Mooncake, run-length (gen-trace) and Qwen-Bailian JSON lines, plain or zstd.
 #[derive(Debug, Clone, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
+    /// What else to simulate
+    #[command(subcommand)]
+    pub instead: Option<Instead>,
+
     /// The trace files
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
@@ -159,6 +164,13 @@ pub struct Args {
     pub json: bool,
 }
 
+/// What is simulated in place of ways to route.
+#[derive(Debug, Clone, clap::Subcommand)]
+pub enum Instead {
+    /// Tell what lookups over many nodes find on a trace, and what they cost
+    Fleet(fleet::Args),
+}
+
 /// Simulates and prints; writes the charts that were asked for.
 ///
 /// # Errors
@@ -167,6 +179,9 @@ pub struct Args {
 /// # Blocking
 /// Computes on all cores: seconds to minutes.
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(Instead::Fleet(args)) = &args.instead {
+        return fleet::run(args);
+    }
     let traces = args.traces.iter().map(|path| simulate(args, path));
     let report = Report {
         setup: setup::facts(args)?,

@@ -8,7 +8,7 @@ use kvstrata_tiers::error::{Error, ErrorKind, Result};
 use super::{stdout, target::Server};
 use crate::{
     client::{
-        Stats, TierTotals,
+        Stats, TenantTier, TierTotals,
         router::messages::{Tier, TierCost, WatchTiersRequest},
     },
     numbers::{count, percent},
@@ -72,6 +72,7 @@ impl Display for Table<'_> {
         write_tiers(f, stats)?;
         write_loads(f, self.1)?;
         write_counts(f, stats)?;
+        write_tenants(f, stats)?;
         write_namespaces(f, stats)
     }
 }
@@ -168,6 +169,41 @@ fn write_counts(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
         count(stats.corrupt),
         count(stats.duplicate_differs)
     )
+}
+
+/// What tenants have of what they may have; nothing of whoever has no quota and nothing.
+fn write_tenants(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {
+    let is_of_interest = |tier: &&TenantTier| {
+        tier.used_bytes > 0 || tier.floor_bytes > 0 || tier.max_bytes.is_some()
+    };
+    if stats.tenants.iter().flat_map(|tenant| &tenant.tiers).any(|tier| is_of_interest(&tier)) {
+        let columns = ("tenant", "tier", "used", "floor", "most", "refused");
+        let (tenant, tier, used, floor, most, refused) = columns;
+        writeln!(f, "\n{tenant:<22}{tier:<8}{used:>12}{floor:>12}{most:>12}{refused:>12}")?;
+    }
+    for tenant in &stats.tenants {
+        let name = shortened(&tenant.tenant, 20);
+        for tier in tenant.tiers.iter().filter(is_of_interest) {
+            let most = tier.max_bytes.map_or("-".to_owned(), |bytes| ByteSize(bytes).to_string());
+            writeln!(
+                f,
+                "{name:<22}{:<8}{:>12}{:>12}{most:>12}{:>12}",
+                tier.tier,
+                ByteSize(tier.used_bytes).to_string(),
+                ByteSize(tier.floor_bytes).to_string(),
+                count(tier.refused_blocks),
+            )?;
+        }
+        if let Some(rate) = tenant.requests_per_second {
+            let refused = count(tenant.refused_for_requests);
+            writeln!(f, "{name:<22}{} requests a second, {refused} refused", count(rate))?;
+        }
+        if let Some(rate) = tenant.bytes_per_second {
+            let refused = count(tenant.refused_for_bytes);
+            writeln!(f, "{name:<22}{} a second, {refused} requests refused", ByteSize(rate))?;
+        }
+    }
+    Ok(())
 }
 
 fn write_namespaces(f: &mut fmt::Formatter<'_>, stats: &Stats) -> fmt::Result {

@@ -11,10 +11,10 @@ use crate::client::{
 /// The server.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Server {
-    /// Address of the server
+    /// Address of the server; of several with commas between them, the first that answers
     #[arg(
         long,
-        value_name = "[https://]HOST:PORT",
+        value_name = "[https://]HOST:PORT[,..]",
         env = "KVSTRATA_ENDPOINT",
         default_value = "127.0.0.1:9400"
     )]
@@ -61,6 +61,16 @@ impl FromStr for TokenText {
     }
 }
 
+impl TokenText {
+    /// The token; none if nothing was given.
+    ///
+    /// # Errors
+    /// `Invalid` if it is none.
+    pub(super) fn token(&self) -> Result<Option<Token>> {
+        Some(self.0.as_str()).filter(|text| !text.is_empty()).map(Token::from_str).transpose()
+    }
+}
+
 impl fmt::Debug for TokenText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TokenText")
@@ -73,8 +83,7 @@ impl Access {
     /// # Errors
     /// `Invalid` if what was given as a token is none.
     pub(super) fn options(&self) -> Result<ClientOptions> {
-        let given = self.token.as_ref().map(|text| text.0.as_str()).filter(|text| !text.is_empty());
-        let token = given.map(Token::from_str).transpose()?;
+        let token = self.token.as_ref().map(TokenText::token).transpose()?.flatten();
         let tls = TlsOptions {
             ca_file: self.tls_ca.clone(),
             client: self.tls_cert.clone().zip(self.tls_key.clone()),

@@ -13,7 +13,11 @@ use tonic::{
 };
 
 use super::ClientOptions;
-use crate::{auth::Token, metrics::Door, tls::Dialer};
+use crate::{
+    auth::{TENANT_HEADER, TENANT_MARK, Token},
+    metrics::Door,
+    tls::Dialer,
+};
 
 /// A channel whose requests carry the token.
 pub(super) type Carrier = InterceptedService<Channel, Bearing>;
@@ -22,13 +26,18 @@ pub(super) type Carrier = InterceptedService<Channel, Bearing>;
 #[derive(Clone)]
 pub(super) struct Access {
     token: Option<Token>,
+    /// The tenant that a node asks for.
+    acting_for: Option<String>,
     /// None: the connection is not encrypted.
     pub(super) dialer: Option<Dialer>,
 }
 
-/// Shows the token with each request.
+/// Shows the token with each request, and for whom it is.
 #[derive(Clone)]
-pub(super) struct Bearing(Option<MetadataValue<Ascii>>);
+pub(super) struct Bearing {
+    token: Option<MetadataValue<Ascii>>,
+    tenant: Option<MetadataValue<Ascii>>,
+}
 
 impl fmt::Debug for Bearing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,8 +47,11 @@ impl fmt::Debug for Bearing {
 
 impl Interceptor for Bearing {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(value) = &self.0 {
+        if let Some(value) = &self.token {
             request.metadata_mut().insert("authorization", value.clone());
+        }
+        if let Some(value) = &self.tenant {
+            request.metadata_mut().insert(TENANT_HEADER, value.clone());
         }
         Ok(request)
     }
@@ -53,14 +65,18 @@ impl Access {
     pub(super) fn new(options: &ClientOptions, secure: bool) -> Result<Self> {
         let tls = options.tls.clone().or_else(|| secure.then(Default::default));
         let dialer = tls.as_ref().map(Dialer::new).transpose()?;
-        Ok(Self { token: options.token.clone(), dialer })
+        let acting_for = options.acting_for.clone();
+        Ok(Self { token: options.token.clone(), acting_for, dialer })
     }
 
     /// The token as hello carries it; empty for none.
     pub(super) fn token(&self) -> Bytes {
-        let token =
-            self.token.as_ref().map(|token| Bytes::copy_from_slice(token.reveal().as_bytes()));
-        token.unwrap_or_default()
+        let mut field = self.token.as_ref().map_or_else(Vec::new, |token| token.reveal().into());
+        if let Some(tenant) = &self.acting_for {
+            field.push(TENANT_MARK);
+            field.extend_from_slice(tenant.as_bytes());
+        }
+        field.into()
     }
 
     /// Connects a channel to `host:port`.
@@ -80,31 +96,21 @@ impl Access {
 
     /// What shows the token with each request of a channel.
     pub(super) fn bearing(&self) -> Result<Bearing> {
-        let Some(token) = &self.token else { return Ok(Bearing(None)) };
-        let value = MetadataValue::try_from(format!("Bearer {}", token.reveal()));
-        // A token has no character that a header may not have.
-        let mut value =
-            value.map_err(|_may_quote_it| Error::invalid("token: not fit for a header"))?;
-        value.set_sensitive(true);
-        Ok(Bearing(Some(value)))
-    }
-}
-
-/// `host:port` of an endpoint, and whether it asks for TLS.
-///
-/// # Errors
-/// `Invalid` if it asks for none although the options are about it.
-pub(super) fn address_of<'a>(
-    endpoint: &'a str,
-    options: &ClientOptions,
-) -> Result<(&'a str, bool)> {
-    match endpoint.split_once("://") {
-        Some(("https", address)) => Ok((address.trim_end_matches('/'), true)),
-        Some((scheme, _)) if options.tls.is_some() => Err(Error::invalid(format!(
-            "endpoint: {scheme}:// given together with options of TLS, https:// required"
-        ))),
-        Some((_, address)) => Ok((address.trim_end_matches('/'), false)),
-        None => Ok((endpoint, options.tls.is_some())),
+        // Neither has a character that a header may not have.
+        let unfit = |what: &str| Error::invalid(format!("{what}: not fit for a header"));
+        let shown = |token: &Token| -> Result<MetadataValue<Ascii>> {
+            let value = MetadataValue::try_from(format!("Bearer {}", token.reveal()));
+            let mut value = value.map_err(|_may_quote_it| unfit("token"))?;
+            value.set_sensitive(true);
+            Ok(value)
+        };
+        let named = |tenant: &String| -> Result<MetadataValue<Ascii>> {
+            MetadataValue::try_from(tenant).map_err(|_tenant| unfit("acting_for"))
+        };
+        Ok(Bearing {
+            token: self.token.as_ref().map(shown).transpose()?,
+            tenant: self.acting_for.as_ref().map(named).transpose()?,
+        })
     }
 }
 

@@ -131,6 +131,8 @@ pub struct GetSummary {
     pub missed: u64,
     /// Of these, blocks whose bytes failed verification here.
     pub corrupt_here: u64,
+    /// Of the blocks delivered, those that were read from other members than the client is at.
+    pub remote: u64,
 }
 
 impl GetSummary {
@@ -140,7 +142,7 @@ impl GetSummary {
         self.dram + self.nvme + self.object
     }
 
-    fn count(&mut self, tier: Tier, bytes: usize) {
+    pub(super) fn count(&mut self, tier: Tier, bytes: usize) {
         match tier {
             Tier::Dram => self.dram += 1,
             Tier::Nvme => self.nvme += 1,
@@ -158,6 +160,7 @@ impl AddAssign for GetSummary {
         self.bytes += other.bytes;
         self.missed += other.missed;
         self.corrupt_here += other.corrupt_here;
+        self.remote += other.remote;
     }
 }
 

@@ -1,33 +1,28 @@
-//! The channel to one server: frame and window sizes, keepalive, message limits, deadlines.
+//! A client: what it was told, which server it is at, and calls under their deadlines.
+//!
+//! It is at one server at a time. Of several endpoints that is the first one that answers, until the
+//! first namespace is opened: then it [goes home](super::home), if its engine has a home, and stays.
 
 use std::{fmt, future::Future, str::FromStr, sync::Arc, time::Duration};
 
-use kvstrata_proto::v1::{self, block_cache_client::BlockCacheClient};
+use kvstrata_proto::v1::block_cache_client::BlockCacheClient;
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
-use tokio::sync::watch;
-use tonic::{Request, Response, Status, transport::Endpoint};
+use parking_lot::RwLock;
+use tokio::sync::Mutex;
+use tonic::{Request, Response, Status};
 
 use super::{
-    access::{Access, Carrier, address_of, dialled},
-    breaker::Breaker,
-    bulk::Pool,
-    status::{error_of, root},
+    access::Carrier,
+    endpoints::{self, Target},
+    holders::Holders,
+    home::Moves,
+    server::Server,
+    status::error_of,
 };
 use crate::{auth::Token, members::Members, tls::TlsOptions};
 
 /// The longest gRPC message either side sends, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-/// HTTP/2 frames: the default of 16 KiB costs a third of the throughput.
-const FRAME_BYTES_MAX: u32 = 2 << 20;
-/// What one stream may have in flight, in bytes: a few messages of 1 MiB.
-const STREAM_WINDOW_BYTES: u32 = 8 << 20;
-/// What one connection may have in flight, in bytes.
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// How long a silent connection is trusted before it is probed.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a probe may stay unanswered.
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Which way blocks take. Everything else goes over gRPC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Path {
@@ -66,8 +61,9 @@ pub struct ClientOptions {
     /// Who this is, for people: what the server names when it is asked who opened a namespace. Default
     /// `kvstrata`; the process id is added.
     pub name: String,
-    /// What routers call the engine that this is a client of. Default `None`: the name and the process
-    /// id, which no router knows.
+    /// What routers call the engine that this is a client of. With it the client goes to the engine's home
+    /// when it opens its first namespace. Default `None`: the name and the process id, which no router
+    /// knows, and which are at home wherever they are.
     pub instance: Option<String>,
     /// The machine it runs on. Default `None`: the host name.
     pub node: Option<String>,
@@ -89,6 +85,9 @@ pub struct ClientOptions {
     /// How the server is made sure of. Default `None`: by the CAs that the system trusts where the
     /// endpoint begins with `https://`, and no TLS where it does not.
     pub tls: Option<TlsOptions>,
+    /// The tenant for whom a node asks another, with the token of their cluster. Default `None`: whose the token
+    /// is. Who is no node and names one is refused.
+    pub acting_for: Option<String>,
 }
 
 impl Default for ClientOptions {
@@ -105,88 +104,78 @@ impl Default for ClientOptions {
             transfer_deadline: Duration::from_secs(600),
             token: None,
             tls: None,
+            acting_for: None,
         }
     }
 }
 
-/// A connection to one server. Cheap to clone; clones share the connection.
+/// A connection to one server of a cluster. Cheap to clone; clones share the connection.
 #[derive(Clone)]
 pub struct Client {
-    pub(super) shared: Arc<Shared>,
+    shared: Arc<Shared>,
 }
 
-pub(super) struct Shared {
-    endpoint: String,
-    wire: BlockCacheClient<Carrier>,
-    channel: Carrier,
-    pub(super) access: Access,
+struct Shared {
     options: ClientOptions,
-    members: watch::Sender<Members>,
-    pub(super) bulk: Pool,
-    breaker: Breaker,
+    /// Where it is: another one only while it goes home.
+    server: RwLock<Arc<Server>>,
+    /// Whether it stays there. Held while it goes home.
+    settled: Mutex<bool>,
+    moves: Moves,
+    holders: Holders,
 }
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("endpoint", &self.shared.endpoint).finish_non_exhaustive()
+        f.debug_struct("Client").field("endpoint", &self.endpoint()).finish_non_exhaustive()
     }
 }
 
 impl Client {
-    /// Connects to `endpoint`: `host:port`, `http://host:port`, or `https://host:port` for TLS.
+    /// Connects to the first of `endpoints` that answers: one, or several with commas between them, each of
+    /// which has its share of the deadline. An endpoint is `host:port`, `http://host:port`, or
+    /// `https://host:port` for TLS, which then all of them speak.
     ///
     /// # Errors
-    /// `Invalid` if `endpoint` is not an address or a file of the options cannot be used; `Unavailable`
+    /// `Invalid` if one is not an address or a file of the options cannot be used; `Unavailable`
     /// or `Timeout` if nothing answers; `Unauthenticated` if the server is not the one meant.
     ///
     /// # Cancel safety
     /// Safe: a dropped attempt leaves nothing behind.
-    pub async fn connect(endpoint: &str, options: ClientOptions) -> Result<Self> {
-        let (address, secure) = address_of(endpoint, &options)?;
-        let access = Access::new(&options, secure)?;
-        let channel = configure(&format!("http://{address}"), &options)?;
-        let connecting = access.connect(&channel, address);
-        let connecting = tokio::time::timeout(options.connect_deadline, connecting);
-        let channel = connecting
-            .await
-            .map_err(|_elapsed| cannot_connect(ErrorKind::Timeout, endpoint))?
-            .map_err(|error| match dialled(&error) {
-                Some((ErrorKind::Unavailable, why)) => {
-                    cannot_connect(ErrorKind::Unavailable, endpoint).because(why)
-                }
-                Some((kind, why)) => Error::new(kind, why),
-                None => cannot_connect(ErrorKind::Unavailable, endpoint).because(root(&error)),
-            })?;
-        let channel = Carrier::new(channel, access.bearing()?);
-        let wire = BlockCacheClient::new(channel.clone())
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        let endpoint = endpoint.to_owned();
-        let members = watch::Sender::new(Members::default());
-        Ok(Self {
-            shared: Arc::new(Shared {
-                endpoint,
-                wire,
-                channel,
-                access,
-                options,
-                members,
-                bulk: Pool::default(),
-                breaker: Breaker::default(),
-            }),
-        })
+    pub async fn connect(endpoints: &str, options: ClientOptions) -> Result<Self> {
+        let targets = endpoints::targets(endpoints, options.tls.is_some())?;
+        let server = Server::first(&targets, &options).await?;
+        Ok(Self::at(server, options))
     }
 
-    /// The address this client was given.
+    /// A client that is at `server`.
+    pub(super) fn at(server: Server, options: ClientOptions) -> Self {
+        let shared = Shared {
+            options,
+            server: RwLock::new(Arc::new(server)),
+            settled: Mutex::new(false),
+            moves: Moves::default(),
+            holders: Holders::default(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// The address of the server that this client is at, as it was given.
     #[must_use]
-    pub fn endpoint(&self) -> &str {
-        &self.shared.endpoint
+    pub fn endpoint(&self) -> String {
+        self.server().target.to_string()
     }
 
     /// The newest member list seen in any answer or session event.
     #[must_use]
     pub fn members(&self) -> Members {
-        self.shared.members.borrow().clone()
+        self.server().members().clone()
+    }
+
+    /// Whether the server has said that it will go away: finish, and begin nothing more there.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.server().is_draining()
     }
 
     /// The deadlines in force.
@@ -195,28 +184,43 @@ impl Client {
         &self.shared.options
     }
 
-    /// Keeps `list` unless it is older than the one known.
-    pub(super) fn learn_members(&self, list: Option<v1::MemberList>) {
-        let Some(list) = list.map(Members::from) else {
-            return;
-        };
-        self.shared.members.send_if_modified(|known| {
-            // A node that was started again begins anew: what it says last holds.
-            let newer = known.list.is_empty() || list.epoch >= known.epoch;
-            let newer = newer && *known != list;
-            if newer {
-                *known = list;
-            }
-            newer
-        });
+    /// The server that it is at.
+    pub(super) fn server(&self) -> Arc<Server> {
+        Arc::clone(&self.shared.server.read())
+    }
+
+    /// From now on it is at `server`.
+    pub(super) fn go_to(&self, server: Arc<Server>) {
+        *self.shared.server.write() = server;
+    }
+
+    /// Whether it stays where it is; to be held by whoever changes that.
+    pub(super) fn settled(&self) -> &Mutex<bool> {
+        &self.shared.settled
+    }
+
+    pub(super) fn moves_made(&self) -> &Moves {
+        &self.shared.moves
+    }
+
+    /// Other members that blocks are read from.
+    pub(super) fn holders(&self) -> &Holders {
+        &self.shared.holders
+    }
+
+    /// Another server of the same cluster, at `host:port`.
+    pub(super) async fn neighbour(&self, address: &str, deadline: Duration) -> Result<Server> {
+        let here = self.server();
+        let target = Target { address: address.to_owned(), secure: here.target.secure };
+        Server::connect(target, here.access.clone(), deadline).await
     }
 
     pub(super) fn wire(&self) -> BlockCacheClient<Carrier> {
-        self.shared.wire.clone()
+        self.server().wire()
     }
 
     pub(super) fn channel(&self) -> Carrier {
-        self.shared.channel.clone()
+        self.server().channel()
     }
 
     /// Runs one call that moves no blocks, under its deadline.
@@ -224,14 +228,7 @@ impl Client {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        self.breaker().admit(doing)?;
-        let answered = within(doing, self.shared.options.call_deadline, call).await;
-        self.breaker().note(answered).map(Response::into_inner)
-    }
-
-    /// Whether the server answers.
-    pub(super) fn breaker(&self) -> &Breaker {
-        &self.shared.breaker
+        self.server().call(doing, self.shared.options.call_deadline, call).await
     }
 
     /// A request that tells the server how long this side waits.
@@ -260,33 +257,6 @@ pub(super) fn timed_out(doing: &str, deadline: Duration) -> Error {
         ErrorKind::Timeout,
         format!(
             "{doing}: no answer within {waited}; the outcome is unknown, and trying again is safe"
-        ),
-    )
-}
-
-fn configure(uri: &str, options: &ClientOptions) -> Result<Endpoint> {
-    let endpoint = Endpoint::from_shared(uri.to_owned()).map_err(|error| {
-        Error::invalid(format!(
-            "endpoint: `{uri}` is not host:port, http://host:port or https://host:port"
-        ))
-        .because(error)
-    })?;
-    Ok(endpoint
-        .connect_timeout(options.connect_deadline)
-        .tcp_nodelay(true)
-        .max_frame_size(FRAME_BYTES_MAX)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-        .keep_alive_while_idle(true))
-}
-
-fn cannot_connect(kind: ErrorKind, endpoint: &str) -> Error {
-    Error::new(
-        kind,
-        format!(
-            "cannot connect to {endpoint}: is the server running? start it with `kvstrata serve`"
         ),
     )
 }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use tonic::Streaming;
 
 use super::{
-    GetSink, GetSummary, Handle, HashList, Lease,
+    ClientOptions, GetSink, GetSummary, Handle, HashList, Lease,
     assemble::{Assembler, Piece},
     bulk,
     connect::{timed_out, within},
@@ -35,11 +35,22 @@ pub struct GetOptions<'a> {
     pub stop_at_miss: bool,
 }
 
+/// How long a get waits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// For what comes next.
+    pub(super) stall: Duration,
+    /// For all of it.
+    pub(super) until: Instant,
+}
+
 impl Handle {
     /// Fetches the blocks of `hashes` in order and hands each to `sink` when it is whole and
     /// verified. What came before a failure is a legal partial answer: the sink has seen it.
     ///
-    /// More hashes than one request takes are fetched in several, one after the other.
+    /// More hashes than one request takes are fetched in several, one after the other. Blocks that are on
+    /// other members, as a lookup has said or says now, are read from them, in the order asked; one that is
+    /// gone or slow is a miss for its blocks.
     ///
     /// # Errors
     /// `Invalid` for undeclared parts or wrong hash lengths; `Timeout` when the stream stands still;
@@ -55,13 +66,31 @@ impl Handle {
     ) -> Result<GetSummary> {
         self.check(hashes)?;
         let parts = self.chosen_parts(&options.parts)?;
-        let until = Instant::now() + self.client.options().transfer_deadline;
+        let ClientOptions { stall_deadline: stall, transfer_deadline, .. } = *self.client.options();
+        let patience = Patience { stall, until: Instant::now() + transfer_deadline };
+        if self.client.server().members().list.len() > 1 {
+            // Boxed as below.
+            return Box::pin(self.get_spread(hashes, &parts, &options, patience, sink)).await;
+        }
+        self.get_here((0, hashes), &parts, &options, patience, sink).await
+    }
+
+    /// Fetches all blocks from the server that the client is at; `base` is added to their positions.
+    pub(super) async fn get_here<S: GetSink>(
+        &self,
+        (base, hashes): (usize, &HashList),
+        parts: &[(u32, PartSpec)],
+        options: &GetOptions<'_>,
+        patience: Patience,
+        sink: &mut S,
+    ) -> Result<GetSummary> {
+        let server = self.client.server();
         let mut total = GetSummary::default();
-        for (base, slice) in hashes.chunks(self.limits().get_blocks_max) {
+        for (start, slice) in hashes.chunks(self.limits().get_blocks_max) {
             // Boxed: the future of a stream is large, and every caller would carry it.
-            let one = self.get_slice((base, slice), &parts, &options, until, sink);
-            self.client.breaker().admit(DOING)?;
-            let summary = self.client.breaker().note(Box::pin(one).await)?;
+            let one = self.get_slice((base + start, slice), parts, options, patience, sink);
+            server.breaker.admit(DOING)?;
+            let summary = server.breaker.note(Box::pin(one).await)?;
             total += summary;
             if options.stop_at_miss && total.missed > 0 {
                 break;
@@ -75,7 +104,7 @@ impl Handle {
         (base, hashes): (usize, HashList),
         parts: &[(u32, PartSpec)],
         options: &GetOptions<'_>,
-        until: Instant,
+        patience: Patience,
         sink: &mut S,
     ) -> Result<GetSummary> {
         let base = u32::try_from(base).map_err(|_too_many| {
@@ -84,16 +113,16 @@ impl Handle {
         let request = self.get_request(&hashes, options);
         let mut assembler = Assembler::new(self.id(), parts, (base, hashes));
         if let Some(mut connection) = self.client.bulk(&request.session_id).await? {
-            let within = (self.client.options().stall_deadline, until);
+            let within = (patience.stall, patience.until);
             bulk::get(&mut connection, request, within, &mut assembler, sink).await?;
             self.client.keep_bulk(connection);
             return assembler.finish(options.stop_at_miss);
         }
-        let deadline = self.client.options().call_deadline;
+        let deadline = self.client.options().call_deadline.min(patience.stall);
         let mut wire = self.client.wire();
         let reply = within(DOING, deadline, wire.get(request)).await?;
         let mut stream = reply.into_inner();
-        while let Some(message) = self.next_message(&mut stream, until).await? {
+        while let Some(message) = self.next_message(&mut stream, patience).await? {
             take(message, &mut assembler, sink)?;
         }
         assembler.finish(options.stop_at_miss)
@@ -114,13 +143,13 @@ impl Handle {
     async fn next_message(
         &self,
         stream: &mut Streaming<v1::GetResponse>,
-        until: Instant,
+        patience: Patience,
     ) -> Result<Option<Message>> {
-        let stall = self.client.options().stall_deadline;
-        let next = within(DOING, stall, stream.message());
+        let next = within(DOING, patience.stall, stream.message());
         let transfer = self.client.options().transfer_deadline;
-        let reply =
-            timeout_at(until, next).await.map_err(|_elapsed| timed_out(DOING, transfer))??;
+        let reply = timeout_at(patience.until, next)
+            .await
+            .map_err(|_elapsed| timed_out(DOING, transfer))??;
         match reply {
             None => Ok(None),
             Some(v1::GetResponse { message: Some(message) }) => Ok(Some(message)),

@@ -21,6 +21,11 @@ pub struct LookupOptions<'a> {
     pub lease: Option<LeaseAsk<'a>>,
     /// Also report what is present after the first gap.
     pub sparse: bool,
+    /// Only what the node that is asked has.
+    pub local: bool,
+    /// Host and zone of where the blocks would be loaded; both empty: where the client is that opened the
+    /// namespace last.
+    pub reader: (&'a str, &'a str),
 }
 
 /// A wish for a lease.
@@ -123,11 +128,33 @@ impl Handle {
                 .lease
                 .map(|ask| v1::LeaseRequest { ttl_ms: millis(ask.ttl), bytes_max: ask.bytes_max }),
             sparse: options.sparse,
+            local: options.local,
+            reader_node: options.reader.0.to_owned(),
+            reader_zone: options.reader.1.to_owned(),
         };
         let asked_at = Instant::now();
         let mut wire = self.client.wire();
         let reply = self.client.call(DOING, wire.lookup(self.client.request(request))).await?;
-        answer(reply, hashes.len(), options.lease, asked_at)
+        let found = answer(reply, hashes.len(), options.lease, asked_at)?;
+        self.remember(hashes, &found).await;
+        Ok(found)
+    }
+
+    /// Remembers what is to be read from other members.
+    async fn remember(&self, hashes: &HashList, found: &Lookup) {
+        let runs = || found.runs.iter().chain(&found.sparse);
+        let is_elsewhere = runs().any(|run| run.locality == Locality::Remote);
+        let is_news = || found.members_epoch > self.client.server().members().epoch;
+        if is_elsewhere
+            && is_news()
+            && let Err(error) = self.open_again().await
+        {
+            tracing::debug!(%error, "the members were not told anew");
+        }
+        let server = self.client.server();
+        let members = server.members();
+        let name = |holder| Some(members.member(holder)?.name.as_str().into());
+        self.placements.note(hashes, runs(), name);
     }
 }
 
@@ -168,7 +195,7 @@ impl Client {
     }
 }
 
-fn answer(
+pub(super) fn answer(
     reply: v1::LookupResponse,
     asked: usize,
     ask: Option<LeaseAsk<'_>>,

@@ -18,7 +18,17 @@ impl From<v1::Member> for Member {
             unix: wire.unix,
             instance: wire.instance,
         });
-        let (name, endpoint, zone, host) = (wire.name, wire.endpoint, wire.zone, wire.host);
-        Self { index: wire.index, name, endpoint, zone, host, bulk }
+        Self {
+            index: wire.index,
+            name: wire.name,
+            endpoint: wire.endpoint,
+            zone: wire.zone,
+            host: wire.host,
+            bulk,
+            draining: wire.draining,
+            engines: wire.engines,
+            version: wire.version,
+            http: wire.http,
+        }
     }
 }

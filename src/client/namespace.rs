@@ -6,12 +6,17 @@ use bytes::Bytes;
 use kvstrata_proto::v1::{self, open_request::Kind};
 use kvstrata_tiers::{
     block::HASH_BYTES_MAX,
-    error::{Error, Result},
+    error::{Error, ErrorKind, Result},
     namespace::{Identity, NamespaceId, PartSpec, Wishes},
 };
 
-use super::{Client, ClientOptions, HashList, status::broken_contract};
+use super::{
+    Client, ClientOptions, HashList, placements::Placements, server::Server,
+    status::broken_contract,
+};
 use crate::members::this_machine;
+
+const OPEN: &str = "open namespace";
 
 /// What to open.
 #[derive(Debug, Clone)]
@@ -52,13 +57,23 @@ pub struct Limits {
 pub struct Handle {
     pub(super) client: Client,
     opened: Arc<Opened>,
+    /// What is to be read from other members.
+    pub(super) placements: Arc<Placements>,
+}
+
+/// What is asked of a server to be opened, and of others later.
+#[derive(Debug)]
+pub(super) struct Asked {
+    kind: Kind,
+    wishes: Wishes,
+    hash_bytes: usize,
+    parts: Box<[PartSpec]>,
 }
 
 #[derive(Debug)]
 struct Opened {
     id: NamespaceId,
-    hash_bytes: usize,
-    parts: Box<[PartSpec]>,
+    asked: Asked,
     block_bytes: u64,
     limits: Limits,
     warnings: Vec<String>,
@@ -84,33 +99,45 @@ impl Client {
     /// # Cancel safety
     /// Safe: opening is idempotent.
     pub async fn open_with(&self, spec: NamespaceSpec, wishes: Wishes) -> Result<Handle> {
-        let (kind, hash_bytes, parts) = declare(spec)?;
-        let ClientOptions { name, instance, node, zone, .. } = self.options();
+        let asked = declare(spec, wishes)?;
+        // Boxed: it may connect, and every caller would carry that.
+        let reply = Box::pin(self.open_at_home(&asked)).await?;
+        let opened = Opened {
+            id: id_of(&reply)?,
+            asked,
+            block_bytes: reply.block_bytes,
+            limits: Limits::from(reply.limits.unwrap_or_default()),
+            warnings: reply.warnings,
+        };
+        let placements = Arc::default();
+        Ok(Handle { client: self.clone(), opened: Arc::new(opened), placements })
+    }
+
+    /// Opens a namespace at one server and keeps what that says of its members.
+    pub(super) async fn open_at(&self, server: &Server, asked: &Asked) -> Result<v1::OpenResponse> {
+        let ClientOptions { name, instance, node, zone, call_deadline, .. } = self.options();
+        let Asked { kind, wishes, .. } = asked;
         let request = v1::OpenRequest {
-            kind: Some(kind),
+            kind: Some(kind.clone()),
             keep_tokens: wishes.keep_tokens,
-            hash_schemes: wishes.hash_schemes.into_iter().collect(),
+            hash_schemes: wishes.hash_schemes.iter().cloned().collect(),
             instance: instance.clone().unwrap_or_else(|| format!("{name}:{}", std::process::id())),
             node: node.clone().unwrap_or_else(this_machine),
             zone: zone.clone(),
             client_version: concat!("kvstrata ", env!("CARGO_PKG_VERSION")).to_owned(),
         };
-        let mut wire = self.wire();
-        let reply = self.call("open namespace", wire.open(self.request(request))).await?;
-        let id = <[u8; 32]>::try_from(reply.namespace_id.as_ref()).map_err(|_wrong_length| {
-            broken_contract("open namespace", "namespace_id is not 32 bytes long")
-        })?;
-        self.learn_members(reply.members);
-        let opened = Opened {
-            id: NamespaceId::from_bytes(id),
-            hash_bytes,
-            parts,
-            block_bytes: reply.block_bytes,
-            limits: Limits::from(reply.limits.unwrap_or_default()),
-            warnings: reply.warnings,
-        };
-        Ok(Handle { client: self.clone(), opened: Arc::new(opened) })
+        let mut wire = server.wire();
+        let call = wire.open(self.request(request));
+        let mut reply = server.call(OPEN, *call_deadline, call).await?;
+        server.learn_members(reply.members.take());
+        Ok(reply)
     }
+}
+
+fn id_of(reply: &v1::OpenResponse) -> Result<NamespaceId> {
+    let id = <[u8; 32]>::try_from(reply.namespace_id.as_ref())
+        .map_err(|_wrong_length| broken_contract(OPEN, "namespace_id is not 32 bytes long"))?;
+    Ok(NamespaceId::from_bytes(id))
 }
 
 impl Handle {
@@ -130,13 +157,24 @@ impl Handle {
     /// node refuses it as unknown unless somebody has opened it there.
     #[must_use]
     pub fn at(&self, client: &Client) -> Self {
-        Self { client: client.clone(), opened: Arc::clone(&self.opened) }
+        let (client, opened) = (client.clone(), Arc::clone(&self.opened));
+        Self { client, opened, placements: Arc::default() }
+    }
+
+    /// Opens the namespace again at the server that the client is at, for what that says of it and of others.
+    pub(super) async fn open_again(&self) -> Result<()> {
+        let reply = self.client.open_at(&self.client.server(), &self.opened.asked).await?;
+        if id_of(&reply)? == self.opened.id {
+            return Ok(());
+        }
+        let text = "open namespace: the server gives it another id; is it of another cluster?";
+        Err(Error::new(ErrorKind::UnknownNamespace, text))
     }
 
     /// The declared parts; one of any length for an opaque namespace.
     #[must_use]
     pub fn parts(&self) -> &[PartSpec] {
-        &self.opened.parts
+        &self.opened.asked.parts
     }
 
     /// Bytes of a whole block; 0 for an opaque namespace.
@@ -169,13 +207,13 @@ impl Handle {
 
     /// Refuses hashes of another length than declared, before they cross the wire.
     pub(super) fn check(&self, hashes: &HashList) -> Result<()> {
-        if hashes.hash_bytes() == self.opened.hash_bytes {
+        if hashes.hash_bytes() == self.opened.asked.hash_bytes {
             return Ok(());
         }
         Err(Error::invalid(format!(
             "hashes: {} bytes each given, exactly {} declared by the namespace",
             hashes.hash_bytes(),
-            self.opened.hash_bytes
+            self.opened.asked.hash_bytes
         )))
     }
 
@@ -195,22 +233,23 @@ impl Handle {
     }
 }
 
-fn declare(spec: NamespaceSpec) -> Result<(Kind, usize, Box<[PartSpec]>)> {
-    match spec {
+fn declare(spec: NamespaceSpec, wishes: Wishes) -> Result<Asked> {
+    let (kind, hash_bytes, parts): (_, _, Box<[_]>) = match spec {
         NamespaceSpec::Engine(identity) => {
             let hash_bytes = usize::try_from(identity.hash_bytes).unwrap_or(usize::MAX);
             let parts: Box<[_]> = identity.parts.as_slice().into();
             if parts.is_empty() {
                 return Err(Error::invalid("parts: none declared, at least 1 required"));
             }
-            Ok((Kind::Namespace(wire_of(*identity)), hash_bytes, parts))
+            (Kind::Namespace(wire_of(*identity)), hash_bytes, parts)
         }
         NamespaceSpec::Opaque { name, bytes_max } => {
             let part = PartSpec { group: 0, rank: 0, bytes: bytes_max };
             let kind = Kind::Opaque(v1::OpaqueNamespace { name, bytes_max });
-            Ok((kind, HASH_BYTES_MAX, Box::new([part])))
+            (kind, HASH_BYTES_MAX, Box::new([part]))
         }
-    }
+    };
+    Ok(Asked { kind, wishes, hash_bytes, parts })
 }
 
 fn wire_of(identity: Identity) -> v1::Namespace {

@@ -117,6 +117,7 @@ impl Handle {
         let mut total = PutReport::default();
         let mut parent = batch.parent;
         let until = Instant::now() + self.client.options().transfer_deadline;
+        let server = self.client.server();
         let blocks_max = self.put_blocks_max(parts.len());
         for (start, hashes) in batch.hashes.chunks(blocks_max) {
             let last = hashes.len().checked_sub(1).and_then(|last| hashes.get(last));
@@ -130,8 +131,8 @@ impl Handle {
             };
             // Boxed: the future of a stream takes over 16 KiB, which every caller would carry.
             let one = self.put_slice(session.id(), slice, &parts, until);
-            self.client.breaker().admit(DOING)?;
-            let report = self.client.breaker().note(Box::pin(one).await)?;
+            server.breaker.admit(DOING)?;
+            let report = server.breaker.note(Box::pin(one).await)?;
             total.outcomes.extend(report.outcomes);
             total.sent_bytes += report.sent_bytes;
             total.retry_after = total.retry_after.max(report.retry_after);

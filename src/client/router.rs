@@ -119,11 +119,12 @@ impl Client {
     pub async fn router_watch(&self, request: WatchRequest) -> Result<Updates<WatchUpdate>> {
         const DOING: &str = "watch the tiers";
         let mut router = self.router();
-        self.breaker().admit(DOING)?;
+        let server = self.server();
+        server.breaker.admit(DOING)?;
         // No gRPC timeout here: it would end the stream.
         let call = router.watch(Request::new(request));
         let opened = within(DOING, self.options().call_deadline, call).await;
-        let stream = self.breaker().note(opened)?.into_inner();
+        let stream = server.breaker.note(opened)?.into_inner();
         Ok(Updates { stream, doing: DOING, number: |update| Some(update.sequence), next: 0 })
     }
 
@@ -140,10 +141,11 @@ impl Client {
     ) -> Result<Updates<TierUpdate>> {
         const DOING: &str = "watch what loading costs";
         let mut router = self.router();
-        self.breaker().admit(DOING)?;
+        let server = self.server();
+        server.breaker.admit(DOING)?;
         let call = router.watch_tiers(Request::new(request));
         let opened = within(DOING, self.options().call_deadline, call).await;
-        let stream = self.breaker().note(opened)?.into_inner();
+        let stream = server.breaker.note(opened)?.into_inner();
         Ok(Updates { stream, doing: DOING, number: |_unnumbered| None, next: 0 })
     }
 }

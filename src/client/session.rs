@@ -3,7 +3,7 @@
 //! One background task reads the stream, keeps the member list fresh and notices the end. Dropping
 //! the [`Session`] stops the task, which closes the stream, and the server frees what it owned.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kvstrata_proto::v1::{self, session_event::Event};
@@ -11,7 +11,7 @@ use kvstrata_tiers::error::Result;
 use tokio::{sync::watch, task::JoinSet};
 use tonic::{Request, Streaming};
 
-use super::{Client, connect::within, status::broken_contract};
+use super::{Client, connect::within, server::Server, status::broken_contract};
 
 const DOING: &str = "open session";
 
@@ -44,25 +44,28 @@ impl Client {
     /// # Cancel safety
     /// Safe: the server frees a session whose stream is gone.
     pub async fn session(&self, name: &str) -> Result<Session> {
-        self.breaker().admit(DOING)?;
-        self.breaker().note(self.open_session(name).await)
+        // What a session owns is there: its client does not move any more.
+        *self.settled().lock().await = true;
+        let server = self.server();
+        server.breaker.admit(DOING)?;
+        server.breaker.note(self.open_session(&server, name).await)
     }
 
-    async fn open_session(&self, name: &str) -> Result<Session> {
+    async fn open_session(&self, server: &Arc<Server>, name: &str) -> Result<Session> {
         let deadline = self.options().call_deadline;
         // No gRPC timeout here: it would end the stream.
         let request = Request::new(v1::SessionRequest { client: name.to_owned() });
-        let mut wire = self.wire();
+        let mut wire = server.wire();
         let reply = within(DOING, deadline, wire.session(request)).await?;
         let mut events = reply.into_inner();
         let first = within(DOING, deadline, events.message()).await?;
         let Some(Event::Opened(opened)) = first.and_then(|message| message.event) else {
             return Err(broken_contract(DOING, "the first event is not the session's id"));
         };
-        self.learn_members(opened.members);
+        server.learn_members(opened.members);
         let (sender, state) = watch::channel(SessionState::Open);
         let mut reader = JoinSet::new();
-        reader.spawn(read_events(self.clone(), events, sender));
+        reader.spawn(read_events(Arc::clone(server), events, sender));
         Ok(Session { id: opened.session_id, state, _reader: reader })
     }
 }
@@ -93,7 +96,7 @@ impl Session {
 }
 
 async fn read_events(
-    client: Client,
+    server: Arc<Server>,
     mut events: Streaming<v1::SessionEvent>,
     state: watch::Sender<SessionState>,
 ) {
@@ -104,8 +107,9 @@ async fn read_events(
             Err(status) => break end(&state, status.message()),
         };
         match event {
-            Some(Event::Members(list)) => client.learn_members(Some(list)),
+            Some(Event::Members(list)) => server.learn_members(Some(list)),
             Some(Event::Draining(draining)) => {
+                server.note_drain();
                 let grace = Duration::from_millis(draining.grace_ms.into());
                 state.send_replace(SessionState::Draining(grace));
             }

@@ -41,10 +41,59 @@ pub struct Stats {
     pub namespaces: Vec<NamespaceStats>,
     /// What a person should know now.
     pub warnings: Vec<String>,
+    /// What is not as it should be, in words: the warnings in their parts, and what may be meant.
+    pub findings: Vec<Finding>,
     /// Leases since the start, by what became of them; `None` for whoever is no operator.
     pub lease_totals: Option<LeaseTotals>,
     /// Names of other hash schemes.
     pub schemes: Vec<SchemeStats>,
+    /// What tenants have and may have: the client's own, or, for an operator, those with a quota.
+    pub tenants: Vec<TenantStats>,
+}
+
+/// What a tenant has, and may have and do.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct TenantStats {
+    /// Its name.
+    pub tenant: String,
+    /// Dram, nvme and object.
+    pub tiers: Vec<TenantTier>,
+    /// Requests that it may make; none: any number.
+    pub requests_per_second: Option<u64>,
+    /// Bytes of puts and gets that it may move; none: any number.
+    pub bytes_per_second: Option<u64>,
+    /// Requests refused since the start because there were too many.
+    pub refused_for_requests: u64,
+    /// Requests refused since the start because of the bytes of those before them.
+    pub refused_for_bytes: u64,
+}
+
+/// What a tenant has on a tier.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct TenantTier {
+    /// Its name: dram, nvme or object.
+    pub tier: String,
+    /// Bytes of slots in dram, of blocks on the others.
+    pub used_bytes: u64,
+    /// Bytes that others leave alone.
+    pub floor_bytes: u64,
+    /// Bytes that it has at most; none: any number.
+    pub max_bytes: Option<u64>,
+    /// Blocks that its quota kept from the tier since the start.
+    pub refused_blocks: u64,
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is about, in a word or two.
+    pub what: String,
+    /// What is so.
+    pub seen: String,
+    /// What to do.
+    pub advice: String,
+    /// Whether it keeps the cache from working; otherwise it may be meant.
+    pub problem: bool,
 }
 
 /// The index of one hash scheme.
@@ -170,7 +219,7 @@ impl Client {
         let mut wire = self.wire();
         let call = wire.stats(self.request(v1::StatsRequest {}));
         let reply = self.call("read stats", call).await?;
-        self.learn_members(reply.members.clone());
+        self.server().learn_members(reply.members.clone());
         Ok(Stats::from(reply))
     }
 }
@@ -193,8 +242,10 @@ impl From<v1::StatsResponse> for Stats {
             lookups: wire.lookups.unwrap_or_default().into(),
             namespaces: wire.namespaces.into_iter().map(NamespaceStats::from).collect(),
             warnings: wire.warnings,
+            findings: wire.findings.into_iter().map(Finding::from).collect(),
             lease_totals: wire.lease_totals.map(LeaseTotals::from),
             schemes: wire.schemes.into_iter().map(SchemeStats::from).collect(),
+            tenants: wire.tenants.into_iter().map(TenantStats::from).collect(),
         }
     }
 }
@@ -218,6 +269,38 @@ impl From<v1::TierStats> for TierStats {
             get_blocks: wire.get_blocks,
             get_bytes: wire.get_bytes,
         }
+    }
+}
+
+impl From<v1::TenantStats> for TenantStats {
+    fn from(wire: v1::TenantStats) -> Self {
+        Self {
+            tenant: wire.tenant,
+            tiers: wire.tiers.into_iter().map(TenantTier::from).collect(),
+            requests_per_second: Some(wire.requests_per_second).filter(|rate| *rate > 0),
+            bytes_per_second: Some(wire.bytes_per_second).filter(|rate| *rate > 0),
+            refused_for_requests: wire.refused_for_requests,
+            refused_for_bytes: wire.refused_for_bytes,
+        }
+    }
+}
+
+impl From<v1::TenantTier> for TenantTier {
+    fn from(wire: v1::TenantTier) -> Self {
+        Self {
+            tier: tier_of(wire.tier()).map_or("unknown", Tier::name).to_owned(),
+            used_bytes: wire.used_bytes,
+            floor_bytes: wire.floor_bytes,
+            max_bytes: wire.max_bytes,
+            refused_blocks: wire.refused_blocks,
+        }
+    }
+}
+
+impl From<v1::Finding> for Finding {
+    fn from(wire: v1::Finding) -> Self {
+        let v1::Finding { what, seen, advice, problem } = wire;
+        Self { what, seen, advice, problem }
     }
 }
 

@@ -9,6 +9,8 @@
 //! No setting can be changed while the server runs; a restart is quick and drains first. The files that
 //! `auth` and `tls` name may change, and are read again.
 
+mod admin;
+mod cluster;
 mod events;
 mod load;
 mod nvme;
@@ -20,6 +22,8 @@ mod validate;
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+pub use admin::AdminAddress;
+pub use cluster::{Cluster, Seeds};
 pub(crate) use events::tcp_address;
 pub use events::{EventSource, EventSources, Events};
 pub use load::{FileSource, Problem, Problems, Sources, env_sources, load};
@@ -31,6 +35,7 @@ pub use trust::{Auth, Tls};
 pub use units::{Address, Auto, Maybe, Period, Size};
 #[cfg(test)]
 pub(crate) use validate::MEMORY_LIMIT_MIN;
+pub(crate) use validate::is_endpoint;
 
 /// How far the bulk port is above that of gRPC: HTTP is between them.
 const BULK_PORT_ABOVE: u16 = 2;
@@ -43,6 +48,8 @@ pub struct Config {
     pub node: Node,
     /// Where it listens, and how it leaves.
     pub server: Server,
+    /// The other nodes.
+    pub cluster: Cluster,
     /// The one memory knob.
     pub memory: Memory,
     /// The tier in memory.
@@ -109,8 +116,12 @@ pub struct Server {
     /// Whether the RESP listener may face other hosts without TLS. Default `false`: tokens and values
     /// would cross the network for everybody to read.
     pub resp_plain: bool,
-    /// Longest time between SIGTERM and the end for requests and sessions to finish. Default `20s`:
-    /// below the 30 s that Kubernetes waits. `0s` ends them at once.
+    /// Where operators reach the node, to have it leave: a loopback address, on which an operator's token is
+    /// asked for where there are tokens, or `unix:/PATH`, which this user and root can open. Default `auto`:
+    /// loopback, four ports above that of gRPC (or a free one, as that). `none`: it leaves by SIGTERM only.
+    pub admin_listen: Auto<Maybe<AdminAddress>>,
+    /// Longest time between SIGTERM and the end for requests and sessions to finish, and for what is hottest to be
+    /// handed over. Default `20s`: below the 30 s that Kubernetes waits. `0s` ends them at once.
     pub drain_grace: Period,
 }
 
@@ -124,6 +135,7 @@ impl Default for Server {
             shared_memory: false,
             resp_listen: Maybe::None,
             resp_plain: false,
+            admin_listen: Auto::Auto,
             drain_grace: Period(Duration::from_secs(20)),
         }
     }

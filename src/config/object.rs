@@ -4,11 +4,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use kvstrata_tiers::{
     limits::MIB,
-    object::{
-        CAPACITY_PACKS_MIN, PACK_BYTES_MAX, PACK_BYTES_MIN, Prices,
-        bucket::SCHEMES,
-        names::{CLUSTER_BYTES_MAX, ClusterName},
-    },
+    object::{CAPACITY_PACKS_MIN, PACK_BYTES_MAX, PACK_BYTES_MIN, Prices, bucket::SCHEMES},
 };
 use serde::{Deserialize, Serialize};
 
@@ -35,9 +31,6 @@ pub struct Object {
     /// environment as for the provider's own tools. Default `none`: no object tier. It needs an nvme
     /// tier, from whose segments packs are cut.
     pub url: Maybe<ObjectUrl>,
-    /// Name of the cluster in the bucket, so that several can share one. Default `kvstrata`. 1 to 63
-    /// of `a-z`, `0-9` and `-`.
-    pub cluster: String,
     /// Number of this node in the cluster; packs belong to it. Default `auto`: the number at the end
     /// of `node.name`, as a StatefulSet gives it, else 0. 0 to 99999.
     pub ordinal: Auto<u32>,
@@ -70,7 +63,6 @@ impl Default for Object {
     fn default() -> Self {
         Self {
             url: Maybe::None,
-            cluster: "kvstrata".to_owned(),
             ordinal: Auto::Auto,
             capacity: Maybe::None,
             ttl: Maybe::Given(Period(Duration::from_secs(7 * 24 * 60 * 60))),
@@ -147,10 +139,6 @@ impl Object {
                 problem("object.url", url, allowed.to_owned());
             }
         }
-        if ClusterName::new(&self.cluster).is_err() {
-            let allowed = format!("1 to {CLUSTER_BYTES_MAX} of a-z, 0-9 and -");
-            problem("object.cluster", &format_args!("{:?}", self.cluster), allowed);
-        }
         if let Some(ordinal) = self.ordinal.given().filter(|ordinal| **ordinal > ORDINAL_MAX) {
             problem("object.ordinal", ordinal, format!("auto, or 0 to {ORDINAL_MAX}"));
         }
@@ -193,10 +181,6 @@ mod tests {
         for url in ["bucket", "", "ftp://host/path", "s3:bucket"] {
             let object = Object { url: url.parse().unwrap(), ..Object::default() };
             assert_eq!(keys(&object, "/data"), ["object.url"], "{url}");
-        }
-        for cluster in ["", "A", "a_b", "a/b", &"a".repeat(64)] {
-            let object = Object { cluster: cluster.to_owned(), ..given() };
-            assert_eq!(keys(&object, "/data"), ["object.cluster"], "{cluster}");
         }
         let wrong = Object {
             ordinal: Auto::Given(100_000),

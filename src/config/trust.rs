@@ -13,6 +13,9 @@ pub struct Auth {
     /// File with the bearer tokens of clients and the tenants they stand for; read again when it
     /// changes. Default `none`: no client is asked for a token, which only loopback listens with.
     pub tokens_file: Maybe<PathText>,
+    /// File with what each tenant may have of the tiers and do in a second; read again when it changes.
+    /// Default `none`: no tenant has a quota.
+    pub tenants_file: Maybe<PathText>,
     /// Whether whoever reaches the listeners from other hosts may come in without a token. Default
     /// `false`: they would read, store and remove blocks of everybody.
     pub allow_anonymous: bool,

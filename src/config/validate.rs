@@ -27,6 +27,8 @@ impl Config {
         let mut problems = Vec::new();
         self.check_names(&mut problems);
         self.check_listeners(&mut problems);
+        self.check_admin(&mut problems);
+        self.cluster.check(&mut problems);
         self.check_memory(&mut problems);
         self.check_leases(&mut problems);
         self.auth.check(&self.server, &mut problems);
@@ -154,7 +156,7 @@ fn is_level(text: &str) -> bool {
     is_name(module) && level.parse::<LevelFilter>().is_ok()
 }
 
-fn is_endpoint(text: &str) -> bool {
+pub(crate) fn is_endpoint(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     is_name(host) && port.parse::<u16>().is_ok_and(|port| port != 0)
 }

@@ -33,7 +33,7 @@ struct Run {
     stalled: Duration,
 }
 
-/// What one of the colder tiers has delivered.
+/// What one tier has delivered.
 #[derive(Debug, Clone, Copy, Default)]
 struct Total {
     bytes: u64,
@@ -54,8 +54,8 @@ pub(crate) struct Delivered {
     handed: Option<Instant>,
     /// Bytes of all runs that have ended.
     bytes: u64,
-    /// Nvme and object.
-    totals: [Total; 2],
+    /// Hot to cold.
+    totals: [Total; 3],
     /// Something came that was no part of any run.
     has_gap: bool,
 }
@@ -70,7 +70,7 @@ impl Delivered {
             stalled: Duration::ZERO,
             handed: None,
             bytes: 0,
-            totals: [Total::default(); 2],
+            totals: [Total::default(); 3],
             has_gap: false,
         }
     }
@@ -121,11 +121,21 @@ impl Delivered {
             run.latest = Instant::now();
         }
         self.end();
-        for (tier, total) in [Tier::Nvme, Tier::Object].into_iter().zip(self.totals) {
+        for (tier, total) in Tier::ALL.into_iter().zip(self.totals).skip(1) {
             if !self.has_gap && total.before <= total.bytes / BEFORE_DIVISOR {
                 self.load.took(tier, total.bytes, total.elapsed);
             }
         }
+    }
+
+    /// What each tier has delivered since the last call, in bytes, and how long that took without stalls of
+    /// the reader; of those that have delivered anything.
+    pub(crate) fn take_spent(&mut self) -> impl Iterator<Item = (Tier, u64, Duration)> + use<> {
+        let totals = std::mem::take(&mut self.totals);
+        let spent = Tier::ALL.into_iter().zip(totals);
+        spent
+            .filter(|(_, total)| total.bytes > 0)
+            .map(|(tier, total)| (tier, total.bytes, total.elapsed))
     }
 
     /// Counts the run that ends with its latest block.
@@ -136,9 +146,12 @@ impl Delivered {
         self.stalled = self.stalled.saturating_sub(stalled);
         let before = self.bytes;
         self.bytes = before.saturating_add(bytes);
-        let [nvme, object] = &mut self.totals;
+        if tier == Tier::Dram {
+            self.load.crossed(bytes, elapsed);
+        }
+        let [dram, nvme, object] = &mut self.totals;
         let total = match tier {
-            Tier::Dram => return self.load.crossed(bytes, elapsed),
+            Tier::Dram => dram,
             Tier::Nvme => nvme,
             Tier::Object => object,
         };
@@ -225,11 +238,15 @@ mod tests {
         }
         blocks(&mut delivered, Tier::Object, 3, millis(5)).await;
         assert_eq!(judged(&metrics), [0; 3]);
-        let [nvme, _object] = delivered.totals;
+        let [_dram, nvme, _object] = delivered.totals;
         assert!((millis(50)..=millis(150)).contains(&nvme.elapsed), "{nvme:?}");
         assert_eq!((nvme.bytes, nvme.before), (10 * MIB, MIB));
         delivered.finish();
         assert_eq!(judged(&metrics), [0, 1, 0]);
+        let spent: Vec<_> = delivered.take_spent().collect();
+        assert_eq!(spent.iter().map(|(_, bytes, _)| bytes / MIB).collect::<Vec<_>>(), [1, 10, 3]);
+        assert!(spent.iter().all(|(_, _, took)| (millis(1)..=millis(150)).contains(took)));
+        assert_eq!(delivered.take_spent().count(), 0);
     }
 
     #[tokio::test(start_paused = true)]

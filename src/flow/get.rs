@@ -23,7 +23,8 @@ use super::{
     count, period,
 };
 use crate::{
-    auth::Bearer,
+    auth::{Bearer, Rates},
+    console::SlowLoads,
     costs::Via,
     id::{LeaseId, SessionId},
     limits::{GET_BLOCKS_MAX, GET_DEADLINE_DEFAULT, GET_DEADLINE_MAX},
@@ -72,6 +73,7 @@ pub(crate) struct Ready {
 pub(crate) struct GetFlow {
     stack: Stack,
     metrics: ServerMetrics,
+    rates: Arc<Rates>,
     /// Indices into the declared parts, never empty.
     parts: Arc<[u32]>,
     stop_at_miss: bool,
@@ -83,6 +85,7 @@ pub(crate) struct GetFlow {
     /// that. A lease covers the head that was in dram; behind it are blocks loaded now.
     touch_from: Option<u32>,
     delivered: Delivered,
+    slow: SlowLoads,
     position: u32,
     count: u32,
 }
@@ -101,6 +104,7 @@ impl GetFlow {
             node.session(bearer, session)?;
             node.leases.check(session, lease)?;
         }
+        bearer.rates().may_move()?;
         // Each rank reads its part of a block: together they load it once.
         let loads = ask.parts.is_empty() || ask.parts.contains(&0);
         let bytes = match loads {
@@ -126,6 +130,7 @@ impl GetFlow {
         Ok(Self {
             stack: node.stack.clone(),
             metrics: node.metrics.clone(),
+            rates: Arc::clone(bearer.rates()),
             parts,
             stop_at_miss: ask.stop_at_miss,
             deadline,
@@ -133,6 +138,7 @@ impl GetFlow {
             asked,
             touch_from,
             delivered: Delivered::new(load),
+            slow: node.console.slow.clone(),
             position: 0,
             count: count(blocks),
         })
@@ -190,6 +196,7 @@ impl GetFlow {
                 self.position = self.count;
                 self.touch()?;
                 self.delivered.finish();
+                self.slow.note(&self.asked.0, self.delivered.take_spent());
                 Ok(None)
             }
         }
@@ -208,6 +215,7 @@ impl GetFlow {
         let whole = u64::try_from(block.len()).unwrap_or(u64::MAX);
         self.delivered.block(block.tier(), (bytes, whole), *elapsed);
         self.metrics.record_get(block.tier().into(), bytes, *elapsed);
+        self.rates.moved(bytes);
     }
 
     /// Takes a block that is not right out of use; returns the miss that it is instead.

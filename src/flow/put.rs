@@ -27,7 +27,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::durable::Durable;
 use crate::{
-    auth::Bearer,
+    auth::{Bearer, Rates},
     id::SessionId,
     limits::{DURABLE_DEADLINE, PUT_BLOCKS_MAX, PUT_IDLE_MAX},
     metrics::{PutLabel, ServerMetrics},
@@ -98,6 +98,7 @@ pub(crate) struct PutFlow {
     session: Arc<Session>,
     _open: PutGuard,
     metrics: ServerMetrics,
+    rates: Arc<Rates>,
     held: Arc<Mutex<Held>>,
     /// Wanted positions that are not settled.
     missing: usize,
@@ -169,6 +170,7 @@ impl PutFlow {
             let text = "durable: true given, but this node has no nvme tier; false allowed";
             return Err(Error::new(ErrorKind::Unsupported, text));
         }
+        bearer.rates().may_move()?;
         let open = session.begin_put()?;
         let offer = Offer {
             hashes,
@@ -188,6 +190,7 @@ impl PutFlow {
             session,
             _open: open,
             metrics: node.metrics.clone(),
+            rates: Arc::clone(bearer.rates()),
             held: Arc::new(Mutex::new(held)),
             missing,
             dropped: HashSet::new(),
@@ -245,6 +248,7 @@ impl PutFlow {
         let bytes = u64::try_from(filled.bytes).unwrap_or(u64::MAX);
         self.session.counters().put_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.metrics.record_put_bytes(bytes);
+        self.rates.moved(bytes);
         if let Some(outcome) = filled.outcome {
             match outcome {
                 PutOutcome::Refused | PutOutcome::Corrupt => self.dropped.insert(position),

@@ -15,9 +15,10 @@ use axum::{
 use futures_util::StreamExt;
 use kvstrata_tiers::error::{Error, ErrorKind, Result};
 
+use super::token_of;
 use crate::{
     api::RouterService,
-    auth::{Bearer, Gate, bearer_token},
+    auth::{Bearer, Gate},
     limits::MESSAGE_BYTES_MAX,
     metrics::Door,
     readiness::{Readiness, Status},
@@ -42,9 +43,8 @@ pub(super) fn routes(service: RouterService, gate: Gate, readiness: Readiness) -
 
 impl Twins {
     fn admit(&self, headers: &HeaderMap) -> Result<Arc<Bearer>> {
-        let header = headers.get(header::AUTHORIZATION);
-        let token = header.and_then(|header| bearer_token(header.as_bytes()));
-        let bearer = self.gate.admit(Door::Http, token)?;
+        let bearer = self.gate.admit(Door::Http, token_of(headers))?;
+        bearer.rates().request()?;
         match self.readiness.status() {
             Status::Ready => Ok(bearer),
             Status::Draining => Err(Error::new(ErrorKind::Unavailable, "this node is draining")),

@@ -27,6 +27,32 @@ impl From<Tier> for TierLabel {
 }
 
 label_values! {
+    /// What a member answers that a lookup has asked.
+    PeerAnswer {
+        /// It has some of the blocks.
+        Found = "found",
+        /// It has none: its filter was wrong, or they have left since.
+        Nothing = "nothing",
+        /// Nothing came in time.
+        Late = "late",
+        /// It does not let this node in.
+        Refused = "refused",
+        /// It could not be reached, or failed.
+        Failed = "failed",
+    }
+}
+
+label_values! {
+    /// Whose filters.
+    FilterOf {
+        /// That of this node.
+        Own = "own",
+        /// Those of the other members.
+        Members = "members",
+    }
+}
+
+label_values! {
     /// Why a block has no name in a hash scheme.
     UnindexedLabel {
         /// The index takes all the memory that it may.
@@ -143,8 +169,14 @@ label_values! {
         RouterRelease = "router_release",
         /// How long loads took.
         RouterReport = "router_report",
+        /// Another node, of which blocks there may be here.
+        PeerFilter = "peer_filter",
         /// Which blocks there are, asked as Dynamo does.
         CheckBlocks = "check_blocks",
+        /// An operator has the node leave.
+        AdminDrain = "admin_drain",
+        /// An operator asks how it is.
+        AdminStatus = "admin_status",
     }
 }
 
@@ -199,6 +231,8 @@ label_values! {
         Http = "http",
         /// The RESP listener.
         Resp = "resp",
+        /// The admin listener.
+        Admin = "admin",
     }
 }
 
@@ -217,6 +251,8 @@ label_values! {
     Reloaded {
         /// The tokens of clients.
         Tokens = "tokens",
+        /// What tenants may have and do.
+        Tenants = "tenants",
         /// Certificate, key and the CA of clients.
         Tls = "tls",
     }
@@ -261,6 +297,18 @@ label_values! {
         Option = "option",
         /// It is the second one of two that belong together, and the first one is not here.
         Torn = "torn",
+        /// The tenant has used up what it may do in a second.
+        Rate = "rate",
+    }
+}
+
+label_values! {
+    /// What a tenant may do in a second.
+    RateLabel {
+        /// Requests.
+        Requests = "requests",
+        /// Bytes of puts and gets.
+        Bytes = "bytes",
     }
 }
 
@@ -303,6 +351,32 @@ label_values! {
 }
 
 label_values! {
+    /// What became of a datagram of gossip.
+    DatagramOutcome {
+        /// It was of a member and new.
+        Taken = "taken",
+        /// It was of a member that did not know this process, which was told.
+        Answered = "answered",
+        /// A member told that it is another process now.
+        Learned = "learned",
+        /// Longer than any of ours.
+        TooLong = "too_long",
+        /// Not in our form.
+        Malformed = "malformed",
+        /// Of a cluster with another name.
+        Foreign = "foreign",
+        /// Its seal is not of our key.
+        Forged = "forged",
+        /// It came before.
+        Replayed = "replayed",
+        /// This node had sent it itself.
+        Own = "own",
+        /// A member's, and no message of gossip: of another version.
+        Unread = "unread",
+    }
+}
+
+label_values! {
     /// What a router is told.
     RouterEvent {
         /// Blocks can be read from a tier.
@@ -329,5 +403,17 @@ label_values! {
         Node = "node",
         /// A router or an engine, by a report.
         Report = "report",
+    }
+}
+
+label_values! {
+    /// What became of a block that was offered to another member.
+    HandoverOutcome {
+        /// The member has it now.
+        Taken = "taken",
+        /// It had it before.
+        Present = "present",
+        /// It did not take it.
+        Refused = "refused",
     }
 }

@@ -3,23 +3,30 @@
 //! Families are registered once and resolved where a component is built; a request records its
 //! outcome once, at its end. `docs/metrics.md` is tested against this registry.
 
+mod cluster;
 mod costs;
 mod events;
+mod fanout;
+mod handover;
 mod labels;
 mod publish;
 mod resp;
 mod schemes;
 mod store;
+mod tenants;
 mod trust;
 
 use std::time::Duration;
 
+pub use cluster::ClusterMetrics;
 pub use costs::CostMetrics;
 pub use events::EventMetrics;
+pub use fanout::FanoutMetrics;
+pub use handover::HandoverMetrics;
 pub use labels::{
-    Answer, Door, EventBatch, Judge, LeaseEnd, Missed, Op, Outcome, PutLabel, ReloadOutcome,
-    Reloaded, RespCommand, RespDrop, ResyncReason, RouterEvent, RouterLabel, TierLabel,
-    TierStateLabel, UnindexedLabel, Unproven,
+    Answer, DatagramOutcome, Door, EventBatch, FilterOf, HandoverOutcome, Judge, LeaseEnd, Missed,
+    Op, Outcome, PeerAnswer, PutLabel, RateLabel, ReloadOutcome, Reloaded, RespCommand, RespDrop,
+    ResyncReason, RouterEvent, RouterLabel, TierLabel, TierStateLabel, UnindexedLabel, Unproven,
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -30,6 +37,7 @@ pub use publish::{Part, PublishMetrics, Shown};
 pub use resp::RespMetrics;
 pub use schemes::SchemeMetrics;
 pub use store::StoreGauges;
+pub use tenants::TenantMetrics;
 pub use trust::TrustMetrics;
 
 /// Upper bounds for whole calls, in seconds. A lookup should stay in the second line; a get of tens
@@ -122,6 +130,10 @@ pub struct ServerMetrics {
     pub request_panics: Counter,
     /// Who was not let in.
     pub trust: TrustMetrics,
+    /// What tenants have.
+    pub tenants: TenantMetrics,
+    /// Gossip and members.
+    pub cluster: ClusterMetrics,
     /// The RESP listener.
     pub resp: RespMetrics,
     /// The events of engines.
@@ -132,6 +144,10 @@ pub struct ServerMetrics {
     pub costs: CostMetrics,
     /// The index of hash schemes.
     pub schemes: SchemeMetrics,
+    /// Lookups that ask other members.
+    pub fanout: FanoutMetrics,
+    /// What goes to other members.
+    pub handover: HandoverMetrics,
 }
 
 fn rpc_histogram() -> Histogram {
@@ -170,11 +186,15 @@ impl ServerMetrics {
             hash_root_mismatches: Gauge::default(),
             request_panics: Counter::default(),
             trust: TrustMetrics::register(registry),
+            tenants: TenantMetrics::register(registry),
+            cluster: ClusterMetrics::register(registry),
             resp: RespMetrics::register(registry),
             events: EventMetrics::register(registry),
             publish: PublishMetrics::register(registry),
             costs: CostMetrics::register(registry),
             schemes: SchemeMetrics::register(registry),
+            fanout: FanoutMetrics::register(registry),
+            handover: HandoverMetrics::register(registry),
         };
         metrics.register_data(registry);
         metrics.register_clients(registry);
@@ -337,6 +357,18 @@ impl ServerMetrics {
     /// Records received payload.
     pub fn record_put_bytes(&self, bytes: u64) {
         self.put_bytes.inc_by(bytes);
+    }
+
+    /// Offered blocks of which this became, since the start.
+    #[must_use]
+    pub fn put_blocks(&self, outcome: PutLabel) -> u64 {
+        self.put_blocks.get_or_create(&ByOutcome { outcome }).get()
+    }
+
+    /// Blocks that gets did not deliver for this reason, since the start.
+    #[must_use]
+    pub fn missed(&self, reason: Missed) -> u64 {
+        self.get_missed_blocks.get_or_create(&ByMissed { reason }).get()
     }
 
     /// Records ended leases.

@@ -106,7 +106,7 @@ impl Auditor<'_> {
 
     async fn look(&mut self, hashes: &HashList) -> Result<Seen> {
         let mut seen = Seen::default();
-        let options = LookupOptions { lease: None, sparse: true };
+        let options = LookupOptions { sparse: true, ..LookupOptions::default() };
         let found = self.handle.lookup(hashes, options).await?;
         let runs = found.runs.iter().chain(&found.sparse).filter(|run| !run.pending);
         seen.found.extend(runs.flat_map(|run| run.start..run.end));

@@ -131,11 +131,11 @@ impl Driver {
     async fn replay(&mut self, request: &Request) -> Result<()> {
         let hashes = &request.hashes;
         let ask = LeaseAsk { session: &self.link.session, ttl: Duration::ZERO, bytes_max: 0 };
-        let options = LookupOptions { lease: Some(ask), sparse: false };
+        let options = LookupOptions { lease: Some(ask), ..LookupOptions::default() };
         let started = Instant::now();
         let found = self.link.handle.lookup(hashes, options).await?;
         self.tally.lookup.record(started.elapsed());
-        self.tally.looked_up(found.counts, found.prefix_blocks);
+        self.tally.looked_up(&found);
         self.tally.lookup_hashes_max = self.tally.lookup_hashes_max.max(hashes.len() as u64);
         let prefix = found.prefix_blocks as usize;
         self.get(request, prefix, found.lease.as_ref()).await?;

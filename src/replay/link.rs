@@ -22,7 +22,7 @@ use crate::{
 pub(super) struct Serving {
     /// How often it has been started.
     pub(super) generation: u64,
-    /// `host:port`; `None` while there is none.
+    /// `host:port`, or several; `None` while there is none.
     pub(super) endpoint: Option<String>,
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Connects to the server that serves now; `name` is for its log.
+    /// Connects to the server that serves now, or in a cluster to the home of an engine called `name`.
     pub(super) async fn open(shared: &Shared, name: &str) -> Result<Self> {
         let serving = shared.serving.borrow().clone();
         Self::open_at(shared, serving, name).await
@@ -67,7 +67,9 @@ impl Link {
     pub(super) async fn open_at(shared: &Shared, serving: Serving, name: &str) -> Result<Self> {
         let Serving { generation, endpoint } = serving;
         let endpoint = endpoint.unwrap_or_default();
-        let client = Client::connect(&endpoint, shared.client.clone()).await?;
+        let instance = shared.client.instance.clone().or_else(|| Some(name.to_owned()));
+        let options = ClientOptions { instance, ..shared.client.clone() };
+        let client = Client::connect(&endpoint, options).await?;
         let handle = client.open(namespace(shared)).await?;
         let session = client.session(name).await?;
         Ok(Self { generation, client, handle, session })

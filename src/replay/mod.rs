@@ -8,6 +8,8 @@
 //!                                                -> Tally -> Report
 //! killer -> kill -9, start again, audit of the ledger        (replay_disturbed only)
 //! ```
+//! In a cluster each client is an engine of its own, at its home.
+//!
 //! Invariants: with one client, requests run one after the other in trace order, which makes the
 //! hits exactly reproducible. With several, a request goes to the client of its session, or round
 //! robin where the trace knows no sessions; queues are short, so no client runs far ahead.
@@ -29,6 +31,7 @@ mod process;
 mod report;
 mod tally;
 mod trouble;
+mod watcher;
 
 use std::sync::Arc;
 
@@ -55,9 +58,10 @@ use self::{
     driver::Driver,
     link::{Serving, Shared},
     report::Measured,
+    watcher::Watcher,
 };
 use crate::{
-    client::{Client, ClientOptions, Stats},
+    client::{ClientOptions, Stats},
     sim,
     trace::Trace,
 };
@@ -70,7 +74,7 @@ const QUEUE_REQUESTS_MAX: usize = 2;
 /// What to replay, and how.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
-    /// Address of the server.
+    /// Address of the server, or of several of one cluster, with commas.
     pub endpoint: String,
     /// Whether no other client uses the server, so that its counts must be ours.
     pub alone: bool,
@@ -98,7 +102,7 @@ pub async fn replay(
     options: &ReplayOptions,
     progress: ProgressBar,
 ) -> Result<Report> {
-    let watcher = Client::connect(&options.endpoint, options.client.clone()).await?;
+    let watcher = Watcher::connect(&options.endpoint, &options.client).await?;
     let before = watcher.stats().await?;
     let endpoint = Some(options.endpoint.clone());
     let (_server, serving) = watch::channel(Serving { generation: 0, endpoint });

@@ -75,6 +75,10 @@ pub struct Report {
     pub hits_nvme: u64,
     /// References found in the object store.
     pub hits_object: u64,
+    /// Of these three, on the node that was asked.
+    pub hits_local: u64,
+    /// Of these three, on other nodes.
+    pub hits_remote: u64,
     /// References whose put was in flight.
     pub pending: u64,
     /// References that were not found.
@@ -93,6 +97,8 @@ pub struct Report {
     pub get: Verb,
     /// What gets moved.
     pub got: Transfer,
+    /// Of these blocks, those that came from other nodes than the client was at.
+    pub remote_blocks: u64,
     /// Times of puts.
     pub put: Verb,
     /// What puts moved.
@@ -144,6 +150,8 @@ impl Report {
             hits_dram,
             hits_nvme,
             hits_object,
+            hits_local: tally.hits().saturating_sub(tally.remote),
+            hits_remote: tally.remote,
             pending,
             misses,
             hit_ratio: ratio(tally.hits(), tally.references),
@@ -152,6 +160,7 @@ impl Report {
             lookup: Verb::of(&tally.lookup),
             lookup_hashes_max: tally.lookup_hashes_max,
             get: Verb::of(&tally.get),
+            remote_blocks: got.remote,
             got: Transfer::of(got.blocks(), got.bytes, tally.get.busy(), options.clients),
             put: Verb::of(&tally.put_latency),
             sent: Transfer::of(
@@ -229,9 +238,11 @@ impl Report {
             ("pending", self.pending),
             ("miss", self.misses),
             ("all", self.references),
+            ("hits on the node asked", self.hits_local),
+            ("hits on other nodes", self.hits_remote),
         ] {
             let share = percent(ratio(blocks, self.references));
-            writeln!(f, "  {name:<20}{:>14}{share:>10}", count(blocks))?;
+            writeln!(f, "  {name:<22}{:>12}{share:>10}", count(blocks))?;
         }
         let capacity = match self.opt.capacity_blocks {
             Some(blocks) => format!("{} blocks", count(blocks)),

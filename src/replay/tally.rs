@@ -3,12 +3,9 @@
 use std::{ops::AddAssign, time::Duration};
 
 use hdrhistogram::Histogram;
-use kvstrata_tiers::{
-    error::{Error, ErrorKind, Result},
-    tier::TierCounts,
-};
+use kvstrata_tiers::error::{Error, ErrorKind, Result};
 
-use crate::client::{GetSummary, PutOutcome, PutReport};
+use crate::client::{GetSummary, Locality, Lookup, PutOutcome, PutReport, Run};
 
 /// The longest time that a histogram tells apart, in microseconds: ten minutes.
 const LATENCY_MICROS_MAX: u64 = 600_000_000;
@@ -89,6 +86,7 @@ pub struct PutCounts {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mark {
     looked_up: [u64; 5],
+    remote: u64,
     behind_pending: u64,
     got: GetSummary,
     checked_bytes: u64,
@@ -106,6 +104,8 @@ pub struct Tally {
     pub references: u64,
     /// Hits in dram, nvme and object, pending and missed, as the lookups said.
     pub looked_up: [u64; 5],
+    /// Of the hits, those on other nodes than the one asked.
+    pub remote: u64,
     /// Of the hits, those behind a block whose put was in flight: found, and not to be read as one
     /// prefix. They are offered again.
     pub behind_pending: u64,
@@ -149,6 +149,7 @@ impl Tally {
             requests: 0,
             references: 0,
             looked_up: [0; 5],
+            remote: 0,
             behind_pending: 0,
             lookup_hashes_max: 0,
             got: GetSummary::default(),
@@ -173,13 +174,17 @@ impl Tally {
         self.looked_up.iter().take(3).sum()
     }
 
-    /// Takes the answer to one lookup, of which the first `prefix` blocks are readable.
-    pub fn looked_up(&mut self, counts: TierCounts, prefix: u32) {
+    /// Takes the answer to one lookup.
+    pub fn looked_up(&mut self, found: &Lookup) {
         let before = self.hits();
-        for (total, count) in self.looked_up.iter_mut().zip(counts.to_array()) {
+        for (total, count) in self.looked_up.iter_mut().zip(found.counts.to_array()) {
             *total += u64::from(count);
         }
-        self.behind_pending += (self.hits() - before).saturating_sub(prefix.into());
+        let prefix = u64::from(found.prefix_blocks);
+        self.behind_pending += (self.hits() - before).saturating_sub(prefix);
+        let elsewhere = |run: &&Run| run.locality == Locality::Remote && !run.pending;
+        let remote = found.runs.iter().filter(elsewhere);
+        self.remote += remote.map(|run| u64::from(run.end.saturating_sub(run.start))).sum::<u64>();
     }
 
     /// Takes the outcome of one put.
@@ -202,6 +207,7 @@ impl Tally {
     pub(super) fn mark(&self) -> Mark {
         Mark {
             looked_up: self.looked_up,
+            remote: self.remote,
             behind_pending: self.behind_pending,
             got: self.got,
             checked_bytes: self.checked_bytes,
@@ -215,6 +221,7 @@ impl Tally {
     /// stays counted, and times stay recorded.
     pub(super) fn give_up(&mut self, mark: &Mark) {
         self.looked_up = mark.looked_up;
+        self.remote = mark.remote;
         self.behind_pending = mark.behind_pending;
         let corrupt_here = self.got.corrupt_here;
         self.got = GetSummary { corrupt_here, ..mark.got };
@@ -233,6 +240,7 @@ impl Tally {
         for (total, count) in self.looked_up.iter_mut().zip(other.looked_up) {
             *total += count;
         }
+        self.remote += other.remote;
         self.behind_pending += other.behind_pending;
         self.lookup_hashes_max = self.lookup_hashes_max.max(other.lookup_hashes_max);
         self.got += other.got;

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     auth::Bearer,
     limits::{HELLO_DEADLINE, RESP_KEY_BYTES_MAX},
-    metrics::{Door, Op, RespCommand},
+    metrics::{Door, Op, RespCommand, RespDrop},
     session::{Event, Session, SessionGuard},
 };
 
@@ -69,7 +69,7 @@ where
 {
     let number = resp.connections.fetch_add(1, Ordering::Relaxed) + 1;
     let mut connection = Connection {
-        bearer: (!resp.gate.asks()).then(|| Arc::new(Bearer::anyone())),
+        bearer: if resp.gate.asks() { None } else { resp.gate.admit(Door::Resp, None).ok() },
         input: Input::new(from),
         replies: Replies::default(),
         to,
@@ -156,6 +156,9 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Connection<R, W> {
             self.replies.error(&text);
             return Ok(Next::Close);
         }
+        if !self.may_ask(kind) {
+            return self.put_off(kind, &name, arguments).await;
+        }
         match kind {
             RespCommand::Set => set::run(self, arguments).await,
             RespCommand::Get => get::run(self, arguments, name == b"MGET").await,
@@ -163,6 +166,36 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Connection<R, W> {
             RespCommand::Del => self.remove(arguments).await,
             RespCommand::Other => self.converse(&name, arguments).await,
         }
+    }
+
+    /// Counts a command that is about values; false if the tenant has used up what it may do in a second.
+    /// What deletes is never put off: the value would stay.
+    fn may_ask(&self, kind: RespCommand) -> bool {
+        let counts = match kind {
+            RespCommand::Set | RespCommand::Get | RespCommand::Exists => true,
+            RespCommand::Del | RespCommand::Other => false,
+        };
+        let rates = self.bearer.as_ref().map(|bearer| bearer.rates());
+        !counts || rates.is_none_or(|rates| rates.request().is_ok())
+    }
+
+    /// Answers a command that its tenant may not ask now, as if there were nothing and no room for more.
+    async fn put_off(&mut self, kind: RespCommand, name: &[u8], arguments: usize) -> Result<Next> {
+        self.input.skip_words(arguments).await?;
+        match (kind, name) {
+            (RespCommand::Set, _) => {
+                self.resp.node.metrics.resp.record_dropped(RespDrop::Rate);
+                self.replies.simple("OK");
+            }
+            (RespCommand::Get, b"MGET") => {
+                self.replies.array(arguments);
+                (0..arguments).for_each(|_key| self.replies.nil());
+            }
+            (RespCommand::Get, _) => self.replies.nil(),
+            (_, b"TTL" | b"PTTL") => self.replies.integer(-2),
+            _ => self.replies.integer(0),
+        }
+        Ok(Next::GoOn)
     }
 
     /// EXISTS, STRLEN and TTL.

@@ -1,13 +1,14 @@
 //! Tiers as kvstrata's router contract tells of them.
 
-use std::{sync::OnceLock, time::Duration};
+use std::time::Duration;
 
 use futures_util::{FutureExt, future::BoxFuture};
 use kvstrata_tiers::{
     error::{Error, ErrorKind, Result},
     tier::Tier,
 };
-use tokio::time::sleep;
+use parking_lot::RwLock;
+use tokio::{sync::Notify, time::sleep};
 use tracing::{debug, info};
 
 use super::tiers::{Found, Piece, Question, Taken, Tiers};
@@ -22,7 +23,7 @@ use crate::{
     score::LoadCost,
 };
 
-/// Between two attempts to reach it the first time; then the client reconnects by itself.
+/// Between two attempts to reach one of its nodes.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -31,23 +32,26 @@ pub(super) struct Kvstrata {
     endpoint: String,
     options: ClientOptions,
     deadline: Duration,
-    client: OnceLock<Client>,
+    client: RwLock<Option<Client>>,
+    /// The node that was asked does not answer.
+    lost: Notify,
 }
 
 impl Kvstrata {
     /// Not connected yet; asks for answers within `deadline`.
     pub(super) fn new(endpoint: String, options: ClientOptions, deadline: Duration) -> Self {
-        Self { endpoint, options, deadline, client: OnceLock::new() }
+        Self { endpoint, options, deadline, client: RwLock::default(), lost: Notify::new() }
     }
 
-    /// Connects, however long that takes.
+    /// Stays connected: to another node of the cluster, if several are given, when the one that was asked
+    /// is lost. Never ends.
     pub(super) async fn connect(&self) {
         loop {
             match Client::connect(&self.endpoint, self.options.clone()).await {
                 Ok(client) => {
-                    info!(endpoint = self.endpoint, "kvstrata reached");
-                    self.client.set(client).unwrap_or_default();
-                    return;
+                    info!(endpoint = client.endpoint(), "kvstrata reached");
+                    *self.client.write() = Some(client);
+                    self.lost.notified().await;
                 }
                 Err(error) => debug!(endpoint = self.endpoint, %error, "kvstrata not reached"),
             }
@@ -55,9 +59,19 @@ impl Kvstrata {
         }
     }
 
-    fn client(&self) -> Result<&Client> {
+    fn client(&self) -> Result<Client> {
         let missing = || Error::new(ErrorKind::Unavailable, "kvstrata was not reached yet");
-        self.client.get().ok_or_else(missing)
+        self.client.read().clone().ok_or_else(missing)
+    }
+
+    /// Takes note of an answer; returns it.
+    fn note<T>(&self, answer: Result<T>) -> Result<T> {
+        let is_lost =
+            |error: &Error| matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout);
+        if answer.as_ref().is_err_and(is_lost) {
+            self.lost.notify_one();
+        }
+        answer
     }
 }
 
@@ -83,7 +97,7 @@ impl Tiers for Kvstrata {
                 deadline_ms: millis(self.deadline),
                 ..LookupRequest::default()
             };
-            let answer = self.client()?.router_lookup(request).await?;
+            let answer = self.note(self.client()?.router_lookup(request).await)?;
             let answer = answer.answers.into_iter().next().unwrap_or_default();
             Ok(engines.iter().map(|(instance, _)| found(&answer, instance)).collect())
         };
@@ -112,7 +126,7 @@ impl Tiers for Kvstrata {
                 reserve_ms: millis(taken.reserve),
                 ..ScoreRequest::default()
             };
-            self.client()?.router_score(request).await.map(drop)
+            self.note(self.client()?.router_score(request).await).map(drop)
         };
         telling.boxed()
     }

@@ -3,24 +3,43 @@
 use std::sync::Arc;
 
 use kvstrata_tiers::{
-    namespace::NamespaceTable, nvme::NvmeStore, object::ObjectStore, stack::Stack,
+    namespace::{NamespaceTable, Secret},
+    nvme::NvmeStore,
+    object::ObjectStore,
+    stack::{Stack, StackConfig},
     store::BlockStore,
 };
 use prometheus_client::registry::Registry;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{net::UdpSocket, sync::Semaphore, time::Instant};
+use tracing::{info, warn};
 
 use super::ServeError;
 use crate::{
-    addresses::{host_name, node_name},
+    addresses::{gossip_advertised, host_name, node_name},
     advice::Advice,
-    budget::Budget,
+    auth::{Gate, RateTable},
+    budget::{Budget, Machine},
     changes::Changes,
-    config::Config,
+    client::{ClientOptions, TlsOptions},
+    cluster::{
+        feed::Feed,
+        keys::ClusterKeys,
+        membership::{Gossip, Membership},
+        peers::Peers,
+    },
+    config::{Address, Config, Maybe, PathText, Problems, Tls},
+    console::Console,
     costs::{Costs, Place},
-    events::subscribe::Subscriptions,
+    drain::Drain,
+    events::{
+        publish::{self, Publishers},
+        subscribe::Subscriptions,
+    },
+    id,
+    identity_file::Origin,
     lease::LeaseLimits,
     limits::{LEASED_SHARE_DIVISOR, PREFETCH_LOADS_MAX, PREFETCHES_MAX},
-    members::Members,
+    members::Roster,
     metrics::ServerMetrics,
     node::{Leases, Node, Sessions},
     nvme::NvmeTier,
@@ -35,29 +54,96 @@ use crate::{
 pub(super) fn node(
     config: &Config,
     budget: &Budget,
-    members: Members,
+    (roster, rates): (Roster, Arc<RateTable>),
     (stack, namespaces): (Stack, Arc<NamespaceTable>),
     metrics: &ServerMetrics,
 ) -> Result<Node, ServeError> {
     let leases = leases(lease_limits(config, budget), metrics, &stack);
     Ok(Node {
         name: node_name(config),
-        members,
+        roster,
+        peers: Peers::new(budget.filters_of_members(), metrics.fanout.clone()),
+        feed: Feed::new(budget.index_blocks_max()),
+        membership: Membership::default(),
         changes: Changes::new(stack.clone()),
         costs: Costs::new(stack.clone(), place(config), metrics.costs.clone()),
         schemes: Schemes::new(budget.schemes, metrics.schemes.clone()),
         stack,
         namespaces,
+        rates,
         openers: Openers::default(),
         advice: Advice::new()?,
         told: Subscriptions::new(&config.events),
         sessions: Sessions::new(leases.clone(), metrics.clone()),
         leases,
+        drain: Drain::default(),
+        console: Console::new(metrics),
         tasks: Tasks::new(),
         prefetches: Arc::new(Semaphore::new(PREFETCHES_MAX)),
         prefetch_loads: Arc::new(Semaphore::new(PREFETCH_LOADS_MAX)),
         started: Instant::now(),
         metrics: metrics.clone(),
+    })
+}
+
+/// The socket of gossip, if there is to be any, with the keys that the nodes of a cluster know one another by.
+pub(super) async fn gossip(
+    config: &Config,
+    name: &str,
+    (secret, origin): (&Secret, Origin),
+) -> Result<Option<Gossip>, ServeError> {
+    let Some(&Address(address)) = config.cluster.listen.given() else { return Ok(None) };
+    if origin == Origin::Generated {
+        warn!(
+            "this node has made a new identity secret, and nodes with different ones never meet: give all nodes of \
+             the cluster the same file in identity.secret_file"
+        );
+    }
+    let failed = |source| ServeError::Listen { key: "cluster.listen", address, source };
+    let socket = UdpSocket::bind(address).await.map_err(failed)?;
+    let at = socket.local_addr().map_err(failed)?;
+    let cluster = config.cluster.name.clone();
+    Ok(Some(Gossip {
+        socket,
+        at,
+        advertise: gossip_advertised(config, name, at),
+        keys: ClusterKeys::derive(secret, &cluster),
+        cluster,
+        seeds: config.cluster.seeds.given().map_or_else(Vec::new, |seeds| seeds.0.clone()),
+    }))
+}
+
+/// Lets the other nodes in, if there may be any.
+pub(super) fn know_nodes(gate: &Gate, gossip: Option<&Gossip>) -> Result<(), ServeError> {
+    if let Some(gossip) = gossip {
+        gate.know_nodes(&gossip.keys.token)?;
+    }
+    Ok(())
+}
+
+/// How the memory of this machine is divided.
+pub(super) fn budget(config: &Config) -> Result<Budget, ServeError> {
+    let budget =
+        Budget::divide(config, Machine::detect()).map_err(|problem| Problems(vec![problem]))?;
+    for line in budget.to_string().lines() {
+        info!("{line}");
+    }
+    Ok(budget)
+}
+
+/// The publishers of the configuration, bound.
+pub(super) async fn publishers(config: &Config, budget: &Budget) -> Result<Publishers, ServeError> {
+    let bound = publish::bind(config, budget.events).await;
+    let key = "events.publish";
+    bound.map_err(|(address, source)| ServeError::Listen { key, address, source })
+}
+
+/// How much the store may take.
+pub(super) fn stack_config(budget: &Budget) -> Result<StackConfig, ServeError> {
+    Ok(StackConfig {
+        dram_bytes: budget.dram,
+        index_blocks_max: budget.index_blocks_max(),
+        seed: id::random_seed()?,
     })
 }
 
@@ -89,6 +175,20 @@ pub(super) fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, Serve
     let pinned_bytes = node.metrics.shared_pinned_bytes.clone();
     let shown = config.server.shared_memory.then(|| Arena::new(&node.stack, pinned_bytes));
     Ok(shown.transpose()?)
+}
+
+/// How this node reaches other members.
+pub(super) fn access(config: &Config, gossip: Option<&Gossip>) -> ClientOptions {
+    let token = gossip.map(|gossip| gossip.keys.token.clone());
+    let path = |file: &Maybe<PathText>| file.given().map(|file| file.0.clone());
+    let Tls { cert_file, key_file, client_ca_file } = &config.tls;
+    // Members speak TLS as this node does; where clients show certificates, a node shows its own.
+    let tls = path(cert_file).map(|cert| {
+        let ca_file = path(client_ca_file);
+        let client = ca_file.as_ref().and_then(|_| Some((cert, path(key_file)?)));
+        TlsOptions { ca_file, client, server_name: None }
+    });
+    ClientOptions { name: node_name(config), token, tls, ..ClientOptions::default() }
 }
 
 /// Where this node is, for those who are told what loading from it costs.

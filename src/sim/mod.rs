@@ -14,6 +14,7 @@
 //! the policy's own memory for each resident one; it never expands the trace's runs.
 
 pub mod cluster;
+pub mod fleet;
 mod opt;
 mod price;
 mod spread;

@@ -151,7 +151,7 @@ impl Doors {
 
     fn of(&self, door: Door) -> Arc<ClientConfig> {
         Arc::clone(match door {
-            Door::Grpc => &self.grpc,
+            Door::Grpc | Door::Admin => &self.grpc,
             Door::Bulk => &self.bulk,
             // Clients of ours do not speak RESP.
             Door::Http | Door::Resp => &self.http,

@@ -44,7 +44,7 @@ fn provider() -> std::sync::Arc<CryptoProvider> {
 /// The protocol that is spoken at a door, as both sides name it; clients of RESP name none.
 fn protocols(door: Door) -> Vec<Vec<u8>> {
     let name = match door {
-        Door::Grpc => "h2",
+        Door::Grpc | Door::Admin => "h2",
         Door::Bulk => "kvstrata-bulk",
         Door::Http => "http/1.1",
         Door::Resp => return Vec::new(),

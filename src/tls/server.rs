@@ -36,7 +36,7 @@ impl Tls {
         let current = self.current.read();
         let doors = current.as_ref()?;
         let config = match door {
-            Door::Grpc => &doors.grpc,
+            Door::Grpc | Door::Admin => &doors.grpc,
             Door::Bulk => &doors.bulk,
             Door::Http => &doors.http,
             Door::Resp => &doors.resp,

@@ -116,6 +116,13 @@ impl<'a> Hashes<'a> {
         BlockHash::new(bytes).ok()
     }
 
+    /// Those behind the first `count`.
+    #[must_use]
+    pub fn skip(&self, count: usize) -> Self {
+        let start = count.saturating_mul(self.hash_bytes);
+        Self { packed: self.packed.get(start..).unwrap_or_default(), ..*self }
+    }
+
     /// All hashes in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = BlockHash> + ExactSizeIterator + 'a {
         self.packed.chunks_exact(self.hash_bytes).map(|bytes| {
@@ -154,5 +161,7 @@ mod tests {
         assert_eq!(hashes.get(2), listed.last().copied());
         assert_eq!(listed[1].as_bytes()[..16], packed[16..32]);
         assert_eq!(hashes.get(3), None);
+        assert_eq!(hashes.skip(1).iter().collect::<Vec<_>>(), listed[1..]);
+        assert!(hashes.skip(3).is_empty() && hashes.skip(usize::MAX).is_empty());
     }
 }

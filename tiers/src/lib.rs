@@ -7,6 +7,7 @@
 //! colder tiers), [`namespace`] and [`block`] (identity), then `map` (the one in-memory map),
 //! [`dram`] (the memory) and [`evict`] (who leaves). [`gpu`] copies blocks between the memory and a GPU.
 
+pub mod account;
 pub mod admission;
 pub mod block;
 pub mod checksum;

@@ -45,6 +45,11 @@ pub const LONG_CHAIN_TOKENS: u64 = 65_536;
 pub const LONG_CHAINS_MAX: usize = 4096;
 /// How long a client should wait when everything evictable is pinned.
 pub const RETRY_AFTER_PINNED: Duration = Duration::from_millis(50);
+/// Tenants that have had a quota since the start: whoever makes room asks each of them once for each shard,
+/// some tens of nanoseconds each time.
+pub const LANES_MAX: usize = 256;
+/// How long a client should wait that has used up its tenant's quota: by then it may have removed something.
+pub const RETRY_AFTER_QUOTA: Duration = Duration::from_secs(1);
 /// Events a shard keeps for a slow reader before it asks for a resync.
 pub const SHARD_EVENTS_MAX: usize = 4096;
 /// Blocks that wait for demotion: 3 MiB of keys, and a context of 1 M tokens at 16 to a block. What
@@ -60,6 +65,15 @@ pub const CLEANER_DRAM_DIVISOR: u64 = 8;
 pub const CLEANER_BYTES_MAX: u64 = 256 * MIB;
 /// The part of the map that should be free before colder tiers are asked to shed: 1 / this.
 pub const INDEX_FREE_DIVISOR: usize = 16;
+/// Blocks that are named at a time to whoever hands on what is hottest: 6 MiB while they are chosen, and 128 GiB
+/// of blocks of 1 MiB.
+pub const HOTTEST_BLOCKS_MAX: usize = 131_072;
+/// A block is read often every so many uses: once in a prompt that several sessions share, not in one of which
+/// every turn is read again once or twice.
+pub const POPULAR_USES: u8 = 8;
+/// Blocks that are read often and wait for whoever gives them a second holder: a prompt of 1 M tokens at 64 to a
+/// block; 600 KiB.
+pub const POPULAR_MAX: usize = 16_384;
 /// Index bytes set aside for each block, an upper bound that the index bench checks.
 pub const INDEX_BYTES_PER_BLOCK: u64 = 200;
 

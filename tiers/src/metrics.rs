@@ -63,12 +63,14 @@ pub enum Undemoted {
     Unavailable,
     /// The tier failed.
     Failed,
+    /// Its tenant has on the tier what it may have.
+    Quota,
 }
 
 impl Undemoted {
     /// All reasons, in the order of the declaration.
-    pub const ALL: [Self; 5] =
-        [Self::QueueFull, Self::Gone, Self::Budget, Self::Unavailable, Self::Failed];
+    pub const ALL: [Self; 6] =
+        [Self::QueueFull, Self::Gone, Self::Budget, Self::Unavailable, Self::Failed, Self::Quota];
 
     /// The reason that an error of the tier stands for.
     #[must_use]
@@ -98,6 +100,7 @@ impl EncodeLabelValue for Undemoted {
             Self::Budget => "budget",
             Self::Unavailable => "unavailable",
             Self::Failed => "failed",
+            Self::Quota => "quota",
         };
         EncodeLabelValue::encode(&name, encoder)
     }
@@ -213,13 +216,14 @@ impl TierMetrics {
     }
 
     pub(crate) fn undemoted(&self, reason: Undemoted) -> &Counter {
-        let [queue_full, gone, budget, unavailable, failed] = &self.undemoted;
+        let [queue_full, gone, budget, unavailable, failed, quota] = &self.undemoted;
         match reason {
             Undemoted::QueueFull => queue_full,
             Undemoted::Gone => gone,
             Undemoted::Budget => budget,
             Undemoted::Unavailable => unavailable,
             Undemoted::Failed => failed,
+            Undemoted::Quota => quota,
         }
     }
 

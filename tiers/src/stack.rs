@@ -28,12 +28,15 @@ mod clean;
 mod context;
 mod cost;
 mod demote;
+mod hottest;
 mod load;
 mod lookup;
 mod mood;
 mod piece;
+mod popular;
 mod promotions;
 mod put;
+mod quotas;
 mod remove;
 mod room;
 mod settled;
@@ -53,12 +56,13 @@ use tokio::time::Instant;
 pub(crate) use self::context::ContextId;
 use self::{
     above::Early, clean::Cleaner, context::Contexts, cost::Costs, load::SingleFlight,
-    room::Cadence, settled::Settled,
+    popular::Popular, room::Cadence, settled::Settled,
 };
 pub use self::{
     block::{Block, PartBytes},
     claim::{Claim, Offer},
     cost::{DevicePace, DeviceState},
+    hottest::HotChain,
     load::Fetch,
     lookup::{Answer, Ask, Pin},
     piece::{Filled, Piece, PutOutcome, Span},
@@ -78,7 +82,7 @@ use crate::{
     metrics::TierMetrics,
     namespace::{Namespace, NamespaceTable},
     seldom::Seldom,
-    store::{BlockStore, StoreUsage},
+    store::{Ailment, BlockStore, StoreUsage},
     tier::Tier,
 };
 
@@ -113,6 +117,7 @@ pub(crate) struct Shared {
     demotions: SingleFlight,
     settled: Settled,
     early: Early,
+    popular: Popular,
     metrics: TierMetrics,
     failed_reads: Seldom,
     index_blocks_max: usize,
@@ -142,7 +147,7 @@ impl Stack {
         if index_blocks_max == 0 {
             return Err(Error::invalid("index_blocks_max: 0 given, at least 1 required"));
         }
-        let pool = Pool::new(config.dram_bytes)?;
+        let pool = Pool::new(config.dram_bytes, Arc::clone(namespaces.accounts()))?;
         let allowance = pool.capacity_bytes() / CONTEXT_SHARE_DIVISOR;
         let shared = Shared {
             map: Arc::new(Map::new(config.seed)),
@@ -157,6 +162,7 @@ impl Stack {
             demotions: SingleFlight::default(),
             settled: Settled::default(),
             early: Early::default(),
+            popular: Popular::default(),
             metrics,
             failed_reads: Seldom::default(),
             index_blocks_max,
@@ -200,15 +206,22 @@ impl Stack {
         self.shared.pool.pre_touch_step()
     }
 
-    /// Finds the longest prefix of `hashes` that is present or pending. Reads the map only.
+    /// Finds the longest prefix of `hashes` that is present or pending, and counts as a lookup of the
+    /// namespace. Reads the map only.
     ///
     /// With `ask.pin_bytes_max` the first k readable dram blocks are pinned and touched, tail first;
     /// without it nobody's protection changes.
     #[must_use]
     pub fn lookup(&self, namespace: &Namespace, hashes: Hashes<'_>, ask: Ask) -> Answer {
-        let answer = self.shared.lookup(namespace, hashes, ask);
+        let answer = self.find(namespace, hashes, ask);
         namespace.counters().count_lookup(answer.counts);
         answer
+    }
+
+    /// As [`lookup`](Self::lookup), for whoever counts himself: there may be more elsewhere.
+    #[must_use]
+    pub fn find(&self, namespace: &Namespace, hashes: Hashes<'_>, ask: Ask) -> Answer {
+        self.shared.lookup(namespace, hashes, ask)
     }
 
     /// Ends the protection of `pins` and touches their blocks tail first.
@@ -423,6 +436,13 @@ impl Stack {
     #[must_use]
     pub fn colder_usage(&self) -> Vec<(Tier, StoreUsage)> {
         self.shared.cold.iter().map(|store| (store.tier(), store.usage())).collect()
+    }
+
+    /// What is wrong with the colder tiers now.
+    #[must_use]
+    pub fn ailments(&self) -> Vec<(Tier, Ailment)> {
+        let ailment = |store: &Arc<dyn BlockStore>| Some((store.tier(), store.ailment()?));
+        self.shared.cold.iter().filter_map(ailment).collect()
     }
 
     /// The tiers that have a block, hot to cold, for tests.

@@ -89,6 +89,19 @@ pub struct StoreUsage {
     pub evicted_blocks: u64,
 }
 
+/// What keeps a tier from doing all that it is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ailment {
+    /// Its medium is full and nothing could be reclaimed; it tries again.
+    Full,
+    /// Writes failed a moment ago; it tries again.
+    Failing,
+    /// It takes no writes: nvme until the restart, an object store while this node may not write there.
+    ReadOnly,
+    /// So many requests failed in a row that none are sent for now.
+    Away,
+}
+
 /// A block that a colder tier found on its medium when it started.
 #[derive(Debug, Clone)]
 pub struct Found {
@@ -306,6 +319,11 @@ pub trait BlockStore: Debug + Send + Sync + 'static {
 
     /// What it holds now.
     fn usage(&self) -> StoreUsage;
+
+    /// What is wrong with it now; none if it takes and gives blocks.
+    fn ailment(&self) -> Option<Ailment> {
+        None
+    }
 
     /// Finishes what was accepted and stops. Later calls fail with `Unavailable`; closing twice is a
     /// success.

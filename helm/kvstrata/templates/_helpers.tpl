@@ -86,6 +86,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 {{- end -}}
 
+{{- /* Whether the nodes are a cluster. */ -}}
+{{- define "kvstrata.isCluster" -}}
+{{- $enabled := toString .Values.cluster.enabled -}}
+{{- if or (eq $enabled "true") (and (eq $enabled "auto") (ne .Values.mode "agent")) }}true{{ end -}}
+{{- end -}}
+
+{{- /* The port of gossip; empty without a cluster. */ -}}
+{{- define "kvstrata.gossip" -}}
+{{- if include "kvstrata.isCluster" . -}}
+{{ include "kvstrata.port" .Values.config.cluster.listen }}
+{{- end -}}
+{{- end -}}
+
 {{- define "kvstrata.isAgent" -}}
 {{- if eq .Values.mode "agent" }}true{{ end -}}
 {{- end -}}
@@ -124,7 +137,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- sub (unixEpoch (mustDateModify . $start)) (unixEpoch $start) -}}
 {{- end -}}
 
-{{- /* A server drains on SIGTERM by itself, so there is no preStop hook. */ -}}
+{{- /* Where the hook, and people with a shell in the container, have the node leave. */ -}}
+{{- define "kvstrata.adminDirectory" -}}
+/run/kvstrata-admin
+{{- end -}}
+
+{{- /* The hook drains within drain_grace; after it, SIGTERM finds nothing left to do but to close and end. */ -}}
 {{- define "kvstrata.terminationGrace" -}}
 {{- add (include "kvstrata.seconds" .Values.config.server.drain_grace) .Values.drainMarginSeconds -}}
 {{- end -}}

@@ -51,6 +51,17 @@ spec:
           protocol: TCP
         {{- end }}
         {{- end }}
+        {{- with include "kvstrata.gossip" . }}
+        - name: gossip
+          containerPort: {{ . }}
+          protocol: UDP
+        {{- end }}
+      # The node leaves before it is told to end: routers and members first, then what is hottest goes to others,
+      # while clients finish.
+      lifecycle:
+        preStop:
+          exec:
+            command: ["/usr/bin/kvstrata", "drain", "--wait"]
       # The pages answer once memory is mapped: backing it, and finding what is on nvme, go on after that.
       startupProbe:
         httpGet: {{ include "kvstrata.probe" (dict "root" . "page" "/livez") }}
@@ -78,6 +89,8 @@ spec:
         - name: nvme
           mountPath: {{ .Values.nvme.path }}
         {{- end }}
+        - name: admin
+          mountPath: {{ include "kvstrata.adminDirectory" . }}
         {{- if include "kvstrata.isAgent" . }}
         - name: socket
           mountPath: {{ .Values.agent.socketDirectory }}
@@ -114,6 +127,7 @@ capabilities:
 
 {{- define "kvstrata.env" -}}
 {{- $grpc := include "kvstrata.port" .Values.config.server.grpc_listen }}
+{{- $gossip := include "kvstrata.gossip" . }}
 - name: KV_NODE__NAME
   valueFrom:
     fieldRef:
@@ -123,17 +137,29 @@ capabilities:
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-{{- if include "kvstrata.isAgent" . }}
+{{- if or $gossip (include "kvstrata.isAgent" .) }}
 - name: POD_IP
   valueFrom:
     fieldRef:
       fieldPath: status.podIP
+{{- end }}
+{{- if include "kvstrata.isAgent" . }}
 - name: KV_NODE__ADVERTISE
   value: {{ printf "$(POD_IP):%s" $grpc }}
 {{- else if not (dig "node" "advertise" "" .Values.config) }}
 - name: KV_NODE__ADVERTISE
   value: {{ printf "$(KV_NODE__NAME).%s.%s.svc:%s" (include "kvstrata.headless" .) .Release.Namespace $grpc }}
 {{- end }}
+{{- if $gossip }}
+- name: KV_CLUSTER__ADVERTISE
+  value: {{ printf "$(POD_IP):%s" $gossip }}
+{{- if not (hasKey .Values.config.cluster "seeds") }}
+- name: KV_CLUSTER__SEEDS
+  value: {{ printf "%s.%s.svc:%s" (include "kvstrata.headless" .) .Release.Namespace $gossip }}
+{{- end }}
+{{- end }}
+- name: KVSTRATA_ADMIN
+  value: unix:{{ include "kvstrata.adminDirectory" . }}/admin.sock
 {{- with .Values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
@@ -149,6 +175,9 @@ capabilities:
           name: {{ include "kvstrata.fullname" . }}
           items:
             - { key: config.toml, path: config.toml }
+            {{- if .Values.auth.tenants }}
+            - { key: tenants.toml, path: tenants.toml }
+            {{- end }}
       - secret:
           name: {{ include "kvstrata.secretName" . }}
           items:
@@ -169,6 +198,9 @@ capabilities:
             - { key: {{ .Values.tls.ca | quote }}, path: tls/ca.crt }
             {{- end }}
       {{- end }}
+- name: admin
+  emptyDir:
+    sizeLimit: 1Mi
 {{- if and .Values.nvme.enabled (ne .Values.nvme.volume "claim") }}
 - name: nvme
   {{- if eq .Values.nvme.volume "emptyDir" }}

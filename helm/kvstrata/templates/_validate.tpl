@@ -6,8 +6,19 @@
 {{- include "kvstrata.validateDisk" . -}}
 {{- include "kvstrata.validateMode" . -}}
 {{- include "kvstrata.validateEnv" . -}}
-{{- if gt (include "kvstrata.seconds" .Values.config.server.drain_grace | int64) 600 -}}
+{{- include "kvstrata.validateDrain" . -}}
+{{- end -}}
+
+{{- define "kvstrata.validateDrain" -}}
+{{- $grace := include "kvstrata.seconds" .Values.config.server.drain_grace | int64 -}}
+{{- if gt $grace 600 -}}
 {{- fail (printf "config.server.drain_grace is %s; give 10m at most" .Values.config.server.drain_grace) -}}
+{{- end -}}
+{{- if lt (int64 .Values.drainMarginSeconds) 12 -}}
+{{- fail (printf "drainMarginSeconds is %v, but a node that has drained takes up to 11 seconds to close its disk and end, and would be killed; give 12 at least" .Values.drainMarginSeconds) -}}
+{{- end -}}
+{{- if and (include "kvstrata.isCluster" .) (gt (int .Values.replicas) 1) (lt $grace 5) -}}
+{{- fail (printf "config.server.drain_grace is %s, in which a node hands next to nothing to the others; give 5s at least, or cluster.enabled false" .Values.config.server.drain_grace) -}}
 {{- end -}}
 {{- end -}}
 
@@ -53,6 +64,15 @@
 {{- if ne $listen "none" -}}
 {{- $_ := set $taken $port . -}}
 {{- end -}}
+{{- end -}}
+{{- with include "kvstrata.gossip" . -}}
+{{- /* UDP, but Kubernetes mixes ports of one number up when it patches a pod. */ -}}
+{{- if hasKey $taken . -}}
+{{- fail (printf "config: server.%s and cluster.listen both use port %s; give them different ports" (get $taken .) .) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (not (include "kvstrata.isCluster" .)) (hasKey .Values.config.cluster "seeds") -}}
+{{- fail "config.cluster.seeds is given, but the nodes are no cluster (cluster.enabled; agents are none unless it is true); remove it, or enable the cluster" -}}
 {{- end -}}
 {{- if ne .Values.config.server.resp_listen "none" -}}
 {{- if not (or (include "kvstrata.tlsSecret" .) .Values.config.server.resp_plain) -}}
@@ -183,7 +203,10 @@
 {{- if regexMatch "^KV_SERVER__" .name -}}
 {{- fail (printf "extraEnv: %s belongs into config.server, from which the chart takes ports and the grace period; move it there" .name) -}}
 {{- end -}}
-{{- if has .name (list "KV_NODE__NAME" "KV_NODE__HOST" "KV_NODE__ADVERTISE" "POD_IP") -}}
+{{- if regexMatch "^KV_CLUSTER__" .name -}}
+{{- fail (printf "extraEnv: %s belongs into config.cluster, from which the chart takes the port; move it there" .name) -}}
+{{- end -}}
+{{- if has .name (list "KV_NODE__NAME" "KV_NODE__HOST" "KV_NODE__ADVERTISE" "KVSTRATA_ADMIN" "POD_IP") -}}
 {{- fail (printf "extraEnv: %s is set by the chart from the pod; remove it" .name) -}}
 {{- end -}}
 {{- end -}}

@@ -7,6 +7,9 @@ Space   one namespace on it: lookup, load, store, ... return at once, ends come 
 
 While the server is away, or was seen to hang, every request is a miss at once: only the link's
 thread tries, with growing pauses, and the first namespace it can open makes the link ready again.
+Where the endpoint names several nodes of a cluster, that may be at another one. From a node that
+will go away the link moves to another one while both answer: loads under leases of the old one, and
+whatever has begun there, end there.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -48,6 +52,10 @@ log = logging.getLogger("kvstrata")
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 """Seconds between attempts to reach a server; they double from the first to the longest."""
+_LOOK_EVERY = 0.5
+"""Seconds between looks whether the server will go away: it says so seconds before."""
+_MOVE_EVERY = 2.0
+"""Seconds between attempts to find another node then."""
 _LOST = (UnavailableError, DeadlineError, UnknownNamespaceError, CancelledError, ClosedError)
 """After these nothing is asked until the namespace could be opened again."""
 _REFUSED = (InvalidError, LayoutMismatchError, UnsupportedError)
@@ -92,6 +100,8 @@ class Space:
         """Why the server will not have it, if it will not."""
         self._link = link
         self._namespace: Namespace | None = None
+        self._client: Client | None = None
+        """Whose the latest namespace is."""
 
     @property
     def ready(self) -> bool:
@@ -318,6 +328,9 @@ class Link:
         """Whether the server was lost, or could not be reached at all, and is not back yet."""
         self.changed = threading.Condition()
         """Told whenever the server is lost or a namespace becomes ready."""
+        self._left: list[tuple[float, Client]] = []
+        """Clients at nodes that were left, and until when what they had begun may take."""
+        self._move_at = 0.0
         self._wanted = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="kvstrata-link", daemon=True)
@@ -378,23 +391,61 @@ class Link:
         client: Client | None = None
         pause = _FIRST_PAUSE
         while not self._closed.is_set():
-            self._wanted.wait()
+            wanted = self._wanted.wait(_LOOK_EVERY)
             self._wanted.clear()
+            now = time.monotonic()
+            self._left = [each for each in self._left if now < each[0] and not each[1].idle]
+            if client is not None and client.draining:
+                client = self._moved(client)
+            if not wanted:
+                continue
             try:
                 client = client or self.settings.connect(self._name)
                 self._open_all(client)
                 pause = _FIRST_PAUSE
             except Exception as error:
+                # Another one may be there.
+                self._leave(client)
+                client = None
                 self.lost(error)
                 # Not all at once: many engines may have lost the same server.
                 self._closed.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(pause * 2, _LONGEST_PAUSE)
+        self._leave(client)
+        for _, left in self._left:
+            left.close()
+
+    def _moved(self, client: Client) -> Client:
+        """A client at a node that stays, if there is one: it has all namespaces; else the same."""
+        if not self._spaces or time.monotonic() < self._move_at:
+            return client
+        self._move_at = time.monotonic() + _MOVE_EVERY
+        try:
+            other = self.settings.connect(self._name)
+            # That tells of the node.
+            self._spaces[0].identity.open(other, self.settings)
+            if other.draining or other.endpoint == client.endpoint:
+                other.close()
+                return client
+            self._open_all(other)
+        except Exception as error:
+            log.info("kvstrata: %s will go away, and no other is found: %s", self._where(), error)
+            return client
+        self._leave(client)
+        self.counters.add("moved")
+        log.info("kvstrata: moved from %s, which will go away", client.endpoint)
+        return other
+
+    def _leave(self, client: Client | None) -> None:
+        """What has begun at a client ends by itself, and not on a thread of the engine's."""
         if client is not None:
-            client.close()
+            longest = max(self.settings.load_timeout, self.settings.store_timeout)
+            self._left.append((time.monotonic() + longest, client))
 
     def _open_all(self, client: Client) -> None:
         for space in list(self._spaces):
-            if space.ready or space.refused is not None or self._closed.is_set():
+            is_open = space.ready and space._client is client
+            if is_open or space.refused is not None or self._closed.is_set():
                 continue
             try:
                 namespace = space.identity.open(client, self.settings)
@@ -405,7 +456,7 @@ class Link:
                 continue
             for warning in namespace.warnings:
                 log.warning("kvstrata: %s", warning)
-            space._namespace = namespace
+            space._namespace, space._client = namespace, client
             self.counters.add("opened")
         if self.is_away:
             self.is_away = False

@@ -3,6 +3,9 @@
 Only what is in dram or nvme counts: object storage may take seconds, or fail. What is on it is
 asked to be moved to dram first, and what another engine is putting just now is waited for; what
 has come by the deadline of a lookup counts, the rest is a miss.
+
+What other nodes have in dram or nvme counts as well. It is not leased: what is gone when it is
+loaded makes the load a shorter one, as a lost server does.
 """
 
 from __future__ import annotations
@@ -68,7 +71,9 @@ def is_near(run: Run) -> bool:
 
 
 def _far(found: Lookup | None) -> list[Run]:
-    return [run for run in (*found.runs, *found.sparse) if not is_near(run)] if found else []
+    """What may come near: only the server that is asked brings its blocks nearer."""
+    runs = (*found.runs, *found.sparse) if found else ()
+    return [run for run in runs if run.local and not is_near(run)]
 
 
 class Promises:

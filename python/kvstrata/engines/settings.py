@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self, cast
@@ -24,11 +25,13 @@ _OF_TOKENS = frozenset(("dynamo", "llm_d"))
 class Settings:
     """How to reach the server. Every adapter takes these, by these names, all of them optional.
 
-    - `endpoint`: `host:port` of gRPC; also from KVSTRATA_ENDPOINT. Default 127.0.0.1:9400, where
-      a server without configuration listens.
+    - `endpoint`: `host:port` of gRPC, of several nodes of a cluster with commas between them; also
+      from KVSTRATA_ENDPOINT. Default 127.0.0.1:9400, where a server without configuration listens.
     - `token`: also from KVSTRATA_TOKEN, which keeps it out of command lines.
     - `instance`: what routers call this engine, such as `host:port` of its API; also from
-      KVSTRATA_INSTANCE. Without it no router can be told what loading costs this engine.
+      KVSTRATA_INSTANCE. Without it no router can be told what loading costs this engine. In a
+      cluster it decides which node is the engine's home, so all ranks of an engine must name the
+      same. Default: the host's name, which in a pod is the pod's.
     - `node`, `zone`: the machine it runs on, by default the host's name, and its zone; also from
       KVSTRATA_NODE and KVSTRATA_ZONE. In a pod the node is the Kubernetes node's name.
     - `path`: the way that blocks take, `auto` (the best there is), `shm`, `bulk` or `grpc`.
@@ -90,7 +93,7 @@ class Settings:
             tls_key=self.tls_key,
             tls_server_name=self.tls_server_name,
             name=name,
-            instance=self.instance,
+            instance=self.instance or socket.gethostname(),
             node=self.node,
             zone=self.zone,
             timeout=self.timeout,

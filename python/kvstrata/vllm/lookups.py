@@ -251,7 +251,9 @@ class Lookups:
                 if waited < settings.timeout:
                     waiting.append(run)
             elif run.tier == "object":
-                if waited < settings.load_timeout and self._prefetch(ask, run):
+                # Only the server that is asked brings its blocks nearer.
+                is_patient = run.local and waited < settings.load_timeout
+                if is_patient and self._prefetch(ask, run):
                     waiting.append(run)
             else:
                 self._count(f"hit_{run.tier}_blocks", ask.settle(run.start, run.end, HIT))

@@ -24,6 +24,7 @@ class Run:
     end: int
     tier: str = "dram"
     pending: bool = False
+    local: bool = True
 
 
 @dataclass
@@ -133,6 +134,13 @@ def test_blocks_that_do_not_come_are_misses_in_time(double: Double) -> None:
     assert double.verdicts() == [MISS] * 6
     double.step(1.0)
     assert not double.asked
+
+
+def test_blocks_of_other_nodes_are_hits_and_waited_for_by_nobody(double: Double) -> None:
+    runs = [Run(0, 2), Run(2, 3, local=False), Run(3, 4, "nvme", local=False)]
+    double.answer(Found([*runs, Run(4, 6, "object", local=False)]))
+    assert double.verdicts() == [HIT] * 4 + [MISS] * 2
+    assert not double.prefetched
 
 
 def test_blocks_that_are_being_stored_are_waited_for(double: Double) -> None:

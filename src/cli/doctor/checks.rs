@@ -4,11 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytesize::ByteSize;
-use serde::Serialize;
 
-use super::observe::{Observed, Shm, Way};
+use super::{
+    cluster,
+    observe::{Observed, Shm, Way},
+};
 use crate::{
     client::{NamespaceStats, Stats},
+    console::problems::Finding,
     numbers::count,
 };
 
@@ -20,45 +23,6 @@ const BLOCKS_ENOUGH: u64 = 64;
 /// Leases from which on it counts how they end.
 const LEASES_ENOUGH: u64 = 16;
 
-/// How bad it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Level {
-    /// As it should be.
-    Fine,
-    /// It works, and may not be what was meant.
-    Note,
-    /// It keeps the cache from working.
-    Problem,
-}
-
-/// One thing that was looked at.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Finding {
-    /// How bad it is.
-    pub level: Level,
-    /// What was looked at.
-    pub what: &'static str,
-    /// What was seen.
-    pub seen: String,
-    /// What to do; empty where nothing is to be done.
-    pub advice: String,
-}
-
-impl Finding {
-    fn fine(what: &'static str, seen: impl Into<String>) -> Self {
-        Self { level: Level::Fine, what, seen: seen.into(), advice: String::new() }
-    }
-
-    fn note(what: &'static str, seen: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { level: Level::Note, what, seen: seen.into(), advice: advice.into() }
-    }
-
-    fn problem(what: &'static str, seen: impl Into<String>, advice: impl Into<String>) -> Self {
-        Self { level: Level::Problem, what, seen: seen.into(), advice: advice.into() }
-    }
-}
-
 /// Everything there is to say, in the order in which one would look.
 #[must_use]
 pub(super) fn diagnose(seen: &Observed) -> Vec<Finding> {
@@ -68,7 +32,9 @@ pub(super) fn diagnose(seen: &Observed) -> Vec<Finding> {
     findings.extend(seen.ways.iter().map(way));
     findings.extend(shm(seen.shm.as_ref()));
     findings.extend(tiers(stats));
+    findings.extend(cluster::findings(&seen.members));
     findings.extend(namespaces(stats));
+    findings.extend(roots(seen));
     findings.extend(leases(stats));
     findings.extend(bytes(stats));
     findings
@@ -164,16 +130,28 @@ fn namespaces(stats: &Stats) -> Vec<Finding> {
         )];
     }
     let mut findings = Vec::new();
-    let mut by_model: BTreeMap<&str, Vec<&NamespaceStats>> = BTreeMap::new();
     for namespace in &stats.namespaces {
         findings.extend(shared_by(namespace));
         findings.extend(hits(namespace));
-        if !namespace.declared.is_empty() {
-            by_model.entry(&namespace.model).or_default().push(namespace);
+    }
+    findings
+}
+
+/// In what namespaces of one model differ, on whatever members they are.
+fn roots(seen: &Observed) -> Vec<Finding> {
+    let others =
+        seen.members.iter().filter_map(|member| Some(&member.outcome.as_ref().ok()?.stats));
+    let mut by_model: BTreeMap<&str, Vec<&NamespaceStats>> = BTreeMap::new();
+    for namespace in std::iter::once(&seen.stats).chain(others).flat_map(|stats| &stats.namespaces)
+    {
+        let known = by_model.entry(&namespace.model).or_default();
+        if !namespace.declared.is_empty()
+            && known.iter().all(|known| known.declared != namespace.declared)
+        {
+            known.push(namespace);
         }
     }
-    findings.extend(by_model.iter().filter_map(|(model, of)| differences(model, of)));
-    findings
+    by_model.iter().filter_map(|(model, of)| differences(model, of)).collect()
 }
 
 /// A namespace as a person may call it.

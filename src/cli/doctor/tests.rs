@@ -3,10 +3,14 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    checks::{Finding, Level, diagnose},
+    checks::diagnose,
+    cluster::{Said, Visited},
     observe::{Observed, Shm, Way},
 };
-use crate::client::{LeaseTotals, NamespaceStats, Opener, Stats, TierStats, TierTotals};
+use crate::{
+    client::{self, LeaseTotals, NamespaceStats, Opener, Stats, TierStats, TierTotals},
+    console::problems::{Finding, Level, Peer},
+};
 
 fn tier(name: &str) -> TierStats {
     TierStats { tier: name.to_owned(), capacity_bytes: 1 << 30, ..TierStats::default() }
@@ -53,6 +57,7 @@ fn healthy() -> Observed {
             ..Stats::default()
         },
         ways: vec![Way { name: "gRPC", optional: false, outcome: Ok(Duration::from_millis(1)) }],
+        members: Vec::new(),
         shm: Some(Shm { total: 8 << 30, free: 8 << 30 }),
     }
 }
@@ -70,7 +75,7 @@ fn only(change: impl FnOnce(&mut Observed), level: Level, what: &str, words: &[&
     let [Finding { level: found, what: named, seen, advice }] = said.as_slice() else {
         panic!("{said:?}");
     };
-    assert_eq!((*found, *named), (level, what));
+    assert_eq!((*found, named.as_str()), (level, what));
     for word in words {
         assert!(seen.contains(word) || advice.contains(word), "{word}: {seen}; {advice}");
     }
@@ -174,4 +179,103 @@ fn a_server_that_loses_or_damages_is_told_of() {
     only(|seen| seen.stats.tiers.truncate(1), Level::Note, "tiers", &["dram", "nvme.path"]);
     only(|seen| seen.stats.corrupt = 3, Level::Problem, "bytes", &["3 parts"]);
     only(|seen| seen.stats.namespaces.clear(), Level::Note, "namespaces", &["none is open"]);
+}
+
+/// A member that answers, as `change` has it, of a cluster of `a`, `b` and `c`.
+fn visited(name: &str, change: impl FnOnce(&mut Said)) -> Visited {
+    let peer = |name: &&str| Peer {
+        name: (*name).to_owned(),
+        zone: "z".to_owned(),
+        host: format!("host-of-{name}"),
+        version: "1.0.0".to_owned(),
+        ..Peer::default()
+    };
+    let mut said = Said {
+        took: Duration::from_millis(2),
+        advertised: format!("{name}:9400"),
+        stats: Stats { node: name.to_owned(), version: "1.0.0".to_owned(), ..Stats::default() },
+        members: ["a", "b", "c"].iter().map(peer).collect(),
+        probe: "ab".to_owned(),
+    };
+    change(&mut said);
+    Visited { name: name.to_owned(), endpoint: format!("{name}:9400"), outcome: Ok(said) }
+}
+
+/// `a`, `b` and `c`, of which the last one is as `change` has it.
+fn cluster(change: impl FnOnce(&mut Said)) -> Vec<Visited> {
+    vec![visited("a", |_same| {}), visited("b", |_same| {}), visited("c", change)]
+}
+
+#[test]
+fn members_that_are_alike_are_fine_and_each_is_named() {
+    assert!(said(|seen| seen.members = cluster(|_same| {})).is_empty());
+    let mut observed = healthy();
+    observed.members = cluster(|_same| {});
+    let fine = diagnose(&observed);
+    let about = |what: &str| fine.iter().filter(|finding| finding.what == what).count();
+    assert_eq!([about("member"), about("lists"), about("secret")], [3, 1, 1]);
+    observed.members.truncate(1);
+    assert!(diagnose(&observed).iter().all(|finding| finding.what != "member"), "one is alone");
+}
+
+#[test]
+fn members_that_are_not_as_the_others_are_named() {
+    let of = |change: fn(&mut Said)| move |seen: &mut Observed| seen.members = cluster(change);
+    let unheard = of(|said| said.members.truncate(1));
+    only(unheard, Level::Problem, "lists", &["a lists a, b, c", "c lists a", "cluster.seeds"]);
+    let other = of(|said| said.probe.clear());
+    only(other, Level::Problem, "secret", &["c has another secret", "identity.secret_file"]);
+    let newer = of(|said| said.stats.version = "1.1.0".to_owned());
+    only(newer, Level::Note, "versions", &["a, b 1.0.0; c 1.1.0"]);
+    let draining = of(|said| said.members.iter_mut().for_each(|it| it.draining = it.name == "c"));
+    only(draining, Level::Note, "draining", &["c is about to leave"]);
+}
+
+#[test]
+fn members_of_one_name_are_a_problem() {
+    let same = |seen: &mut Observed| {
+        seen.members = cluster(|_same| {});
+        seen.members.push(visited("c", |said| said.advertised = "d:9400".to_owned()));
+    };
+    only(same, Level::Problem, "names", &["several nodes are called c", "node.name"]);
+}
+
+#[test]
+fn a_member_that_does_not_answer_is_a_problem_and_the_others_are_looked_at_all_the_same() {
+    let silent = |seen: &mut Observed| {
+        seen.members = cluster(|_same| {});
+        seen.members[1].outcome = Err("refused".to_owned());
+    };
+    only(silent, Level::Problem, "member", &["b at b:9400", "refused"]);
+}
+
+#[test]
+fn what_members_know_of_themselves_is_said_once_and_with_their_name() {
+    let finding = |what: &str, problem| client::Finding {
+        what: what.to_owned(),
+        seen: "so it is".to_owned(),
+        advice: "do that".to_owned(),
+        problem,
+    };
+    let wrong = |seen: &mut Observed| {
+        seen.members = cluster(|said| {
+            said.stats.findings = vec![finding("nvme", true), finding("hash root", true)];
+        });
+    };
+    only(wrong, Level::Problem, "nvme", &["c: so it is", "do that"]);
+    let noted = |seen: &mut Observed| {
+        seen.members = cluster(|said| said.stats.findings = vec![finding("puts", false)]);
+    };
+    only(noted, Level::Note, "puts", &["c: so it is"]);
+}
+
+#[test]
+fn engines_with_other_hash_roots_are_found_on_whatever_nodes_they_are() {
+    let elsewhere = |seen: &mut Observed| {
+        seen.members = cluster(|said| {
+            said.stats.namespaces =
+                vec![namespace("aa", &[]), namespace("bb", &[("hash_root", "02")])];
+        });
+    };
+    only(elsewhere, Level::Problem, "hash root", &["m has 2 namespaces", "hash_root (01; 02)"]);
 }

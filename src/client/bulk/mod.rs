@@ -21,11 +21,7 @@ pub(super) use put::{Batch, put};
 use tokio::time::{Instant, timeout};
 
 use self::shared::Known;
-use super::{
-    BulkPort, Client, Path,
-    breaker::Breaker,
-    connect::{Shared, timed_out},
-};
+use super::{BulkPort, Client, Path, breaker::Breaker, connect::timed_out, server::Server};
 use crate::limits::BULK_IDLE_MAX;
 
 /// Connections that are kept for the next get or put.
@@ -83,22 +79,24 @@ impl Client {
             return Ok(None);
         }
         let must = matches!(path, Path::Bulk | Path::Shm);
-        let Some(port) = self.members().bulk().cloned() else {
+        let server = self.server();
+        let Some(port) = server.members().bulk().cloned() else {
             let text = "bulk: the server has no bulk port; choose another path";
             return if must { Err(Error::new(ErrorKind::Unsupported, text)) } else { Ok(None) };
         };
-        let pool = &self.shared.bulk;
+        let pool = &server.bulk;
         if let Some(connection) = pool.take(session, &port) {
             return Ok(Some(connection));
         }
         if must {
-            return self.dial(&port, session, self.options().connect_deadline).await.map(Some);
+            let deadline = self.options().connect_deadline;
+            return server.dial_bulk(&port, session, (path, deadline)).await.map(Some);
         }
         if pool.breaker.admit(DIAL).is_err() {
             return Ok(None);
         }
         let deadline = self.options().connect_deadline.min(DIAL_DEADLINE);
-        match pool.breaker.note(self.dial(&port, session, deadline).await) {
+        match pool.breaker.note(server.dial_bulk(&port, session, (path, deadline)).await) {
             Ok(connection) => Ok(Some(connection)),
             Err(error) => {
                 tracing::info!(%error, "bulk port not reached, blocks go over gRPC");
@@ -107,23 +105,24 @@ impl Client {
         }
     }
 
-    async fn dial(
+    /// Keeps a connection whose request is answered for the next one.
+    pub(super) fn keep_bulk(&self, connection: Connection) {
+        self.server().bulk.give_back(connection);
+    }
+}
+
+impl Server {
+    async fn dial_bulk(
         &self,
         port: &BulkPort,
         session: &Bytes,
-        deadline: Duration,
+        (path, deadline): (Path, Duration),
     ) -> Result<Connection> {
-        let Shared { access, bulk, .. } = &*self.shared;
-        let path = self.options().path;
+        let Self { access, bulk, .. } = self;
         let dial = Dial { port, session, access, path, known: &bulk.known };
         match timeout(deadline, Connection::dial(dial)).await {
             Ok(dialled) => dialled,
             Err(_elapsed) => Err(timed_out(DIAL, deadline)),
         }
-    }
-
-    /// Keeps a connection whose request is answered for the next one.
-    pub(super) fn keep_bulk(&self, connection: Connection) {
-        self.shared.bulk.give_back(connection);
     }
 }

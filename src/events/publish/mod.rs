@@ -54,6 +54,7 @@ use self::{
 use crate::{
     changes::{Change, Changed, Follower},
     config::{Auto, Config, EventTarget, Maybe, Router},
+    drain::Farewell,
     events::zmtp::{Connection, Heard, Kind, message, pong},
     limits::{
         EVENT_RETRY, PUBLISH_ENTRY_BYTES, PUBLISH_KEPT_SHARE_DIVISOR, PUBLISH_LOOK_INTERVAL,
@@ -155,12 +156,16 @@ struct Publisher {
     world: World,
     wards: Wards,
     wake: Arc<Notify>,
+    /// Held until every router was told that nothing can be loaded from here any more; none once the node leaves
+    /// and they were.
+    farewell: Option<Farewell>,
 }
 
 impl Publisher {
     fn new(publishers: Publishers, node: Arc<Node>) -> Self {
         let mut publisher = Self {
             metrics: node.metrics.publish.clone(),
+            farewell: Some(node.drain.farewell()),
             node,
             room: publishers.room,
             open_to_all: Vec::new(),
@@ -206,13 +211,22 @@ impl Publisher {
         let mut looks = interval(PUBLISH_LOOK_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let wake = Arc::clone(&self.wake);
+        let leaves = self.node.drain.asked().clone();
+        let mut is_leaving = false;
         loop {
             tokio::select! {
+                () = leaves.cancelled(), if !is_leaving => {
+                    is_leaving = true;
+                    self.look();
+                }
                 change = follower.next() => self.take(change, &mut follower),
                 () = wake.notified() => {}
                 _ = looks.tick() => self.look(),
             }
             self.step();
+            if is_leaving && self.targets.iter().all(Target::is_silent) {
+                self.farewell = None;
+            }
         }
     }
 
@@ -242,8 +256,11 @@ impl Publisher {
             }
         }
         self.wards.look(&self.node.costs, Instant::now());
+        let is_leaving = self.node.drain.asked().is_cancelled();
         for target in &mut self.targets {
-            let gates = self.wards.gates(target.wished_gates());
+            // What is to go is worth nothing to a router that looks ahead: all of it is withdrawn.
+            let gates =
+                if is_leaving { [None; 3] } else { self.wards.gates(target.wished_gates()) };
             target.look(&self.node, &self.world, gates);
         }
     }

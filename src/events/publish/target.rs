@@ -210,6 +210,11 @@ impl Target {
         more
     }
 
+    /// Whether all that there was to say was said, and taken by those who listen.
+    pub(super) fn is_silent(&self) -> bool {
+        !self.listening || (!self.announcer.is_busy() && self.door.peers.backlog() == 0)
+    }
+
     /// Whatever was sent a while ago has arrived if nothing waits: a connection that does not take what is sent
     /// ends sooner. As long as somebody is gone who may come back, what it has missed is kept, if there is room.
     fn settle(&mut self) {

@@ -8,4 +8,4 @@ mod pool;
 
 pub(crate) use arena::seal;
 pub use arena::{BlockWriter, Payload};
-pub(crate) use pool::{Candidate, Pool, slot_bytes};
+pub(crate) use pool::{Candidate, NoRoom, Pool, slot_bytes};

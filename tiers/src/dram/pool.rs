@@ -6,6 +6,9 @@
 //! coldest extent of another class ([`Pool::coldest_elsewhere`]), which then lies idle. So no size
 //! owns memory for ever, whatever the mix of models was yesterday.
 //!
+//! Each slot in use counts in an account, and each extent knows how much of it is whose: an extent that
+//! others may not empty is no candidate.
+//!
 //! Why exact slot sizes and no power-of-two classes: an engine has one or two block sizes, and KV
 //! blocks are seldom a power of two, so rounding up would waste a quarter of the tier.
 
@@ -20,9 +23,11 @@ use parking_lot::Mutex;
 
 use super::arena::{BlockWriter, CarveView, Extent, FreeSlot, Home, Region, map_extents, rejoin};
 use crate::{
+    account::{Account, Accounts, Choice},
     error::{Error, ErrorKind, Result},
     gpu::HostMemory,
     limits::{BLOCK_BYTES_MAX, EXTENT_BYTES_MAX, EXTENT_BYTES_MIN, EXTENTS_MIN, REGION_BYTES_MAX},
+    tier::Tier,
 };
 
 /// Slots are multiples of this when blocks are larger, so that direct I/O can use them as they are.
@@ -50,6 +55,17 @@ struct Lent {
     slots: usize,
     free: Vec<FreeSlot>,
     view: CarveView,
+    /// How many of its slots in use count in which account.
+    accounts: Vec<(u32, u32)>,
+}
+
+/// Why there is no slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// All of them are in use.
+    Full,
+    /// The account has what it may have.
+    Quota,
 }
 
 #[derive(Debug, Default)]
@@ -70,15 +86,16 @@ pub(crate) struct Pool {
     extent_bytes: u64,
     capacity_bytes: u64,
     regions: Vec<Arc<Region>>,
+    accounts: Arc<Accounts>,
     me: Weak<Self>,
 }
 
 impl Pool {
-    /// Maps an arena of at most `capacity_bytes`, in whole extents.
+    /// Maps an arena of at most `capacity_bytes`, in whole extents, whose slots count in `accounts`.
     ///
     /// # Errors
     /// `Invalid` if the capacity is below one smallest extent, `Unavailable` without memory.
-    pub(crate) fn new(capacity_bytes: u64) -> Result<Arc<Self>> {
+    pub(crate) fn new(capacity_bytes: u64, accounts: Arc<Accounts>) -> Result<Arc<Self>> {
         let extent_bytes = extent_bytes(capacity_bytes);
         let extents = capacity_bytes / extent_bytes;
         if extents == 0 {
@@ -94,7 +111,7 @@ impl Pool {
         let capacity_bytes = extents * extent_bytes;
         Ok(Arc::new_cyclic(|me| {
             let me = Weak::clone(me);
-            Self { state, extent_bytes, capacity_bytes, regions, me }
+            Self { state, extent_bytes, capacity_bytes, regions, accounts, me }
         }))
     }
 
@@ -152,36 +169,63 @@ impl Pool {
         true
     }
 
-    /// Takes a slot of `slot_bytes` and splits it into parts, without evicting anything.
+    /// As [`allocate_for`](Self::allocate_for), for nobody.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn allocate(&self, slot_bytes: usize, lengths: &[u32]) -> Option<Vec<BlockWriter>> {
+        self.allocate_for(&self.accounts.nobody(), slot_bytes, lengths).ok()
+    }
+
+    /// Takes a slot of `slot_bytes` that counts in `account` and splits it into parts, without evicting
+    /// anything.
+    pub(crate) fn allocate_for(
+        &self,
+        account: &Account,
+        slot_bytes: usize,
+        lengths: &[u32],
+    ) -> Result<Vec<BlockWriter>, NoRoom> {
+        let bytes = u64::try_from(slot_bytes).unwrap_or(u64::MAX);
         let mut state = self.state.lock();
-        let slot = state.take_open(slot_bytes).or_else(|| {
+        if !account.has_room(bytes) {
+            return Err(NoRoom::Quota);
+        }
+        let lend_and_take = |state: &mut State| {
             let extent = state.spare.pop().or_else(|| state.take_idle(slot_bytes))?;
             state.lend(extent, slot_bytes, Weak::clone(&self.me) as Weak<dyn Home>);
             state.take_open(slot_bytes)
-        })?;
+        };
+        let slot = state.take_open(slot_bytes).or_else(|| lend_and_take(&mut state));
+        let slot = slot.ok_or(NoRoom::Full)?;
+        let extent = slot.extent();
+        slot.set_account(account.number());
         match slot.take(lengths) {
             Ok(writers) => {
-                state.slots_used_bytes += u64::try_from(slot_bytes).unwrap_or(0);
-                Some(writers)
+                state.slots_used_bytes += bytes;
+                if let Some(lent) = state.lent.get_mut(&extent) {
+                    lent.count(account.number(), true);
+                }
+                account.count(Tier::Dram, bytes, true);
+                Ok(writers)
             }
             Err(slot) => {
                 state.put_back(slot);
-                None
+                Err(NoRoom::Full)
             }
         }
     }
 
     /// The extent of any class but `slot_bytes` whose blocks were used least recently on average,
-    /// without those `passed_over`.
+    /// without those `passed_over` and those that may not be emptied by `choice`.
     pub(crate) fn coldest_elsewhere(
         &self,
         slot_bytes: usize,
         passed_over: &[u32],
+        choice: Option<&Choice<'_>>,
     ) -> Option<Candidate> {
         let state = self.state.lock();
         let others = state.lent.iter().filter(|(extent, lent)| {
-            lent.slot_bytes != slot_bytes && !passed_over.contains(extent)
+            lent.slot_bytes != slot_bytes
+                && !passed_over.contains(extent)
+                && choice.is_none_or(|choice| lent.may_be_emptied(&self.accounts, choice))
         });
         let used = others.filter_map(|(extent, lent)| {
             let slots_used = lent.slots.saturating_sub(lent.free.len());
@@ -237,7 +281,8 @@ impl State {
         let Some(view) = free.first().map(FreeSlot::view) else {
             return;
         };
-        self.lent.insert(number, Lent { slot_bytes, slots: free.len(), free, view });
+        let (slots, accounts) = (free.len(), Vec::new());
+        self.lent.insert(number, Lent { slot_bytes, slots, free, view, accounts });
         self.open.entry(slot_bytes).or_default().push(number);
     }
 
@@ -279,11 +324,39 @@ impl State {
     }
 }
 
+impl Lent {
+    /// Counts a slot of an account in or out.
+    fn count(&mut self, number: u32, added: bool) {
+        let known = self.accounts.iter().position(|(other, _)| *other == number);
+        match known.and_then(|at| Some((at, self.accounts.get_mut(at)?))) {
+            None if added => self.accounts.push((number, 1)),
+            None => {}
+            Some((_, (_, slots))) if added => *slots += 1,
+            Some((_, (_, slots))) if *slots > 1 => *slots -= 1,
+            Some((at, _)) => drop(self.accounts.swap_remove(at)),
+        }
+    }
+
+    fn may_be_emptied(&self, accounts: &Accounts, choice: &Choice<'_>) -> bool {
+        let slot_bytes = u64::try_from(self.slot_bytes).unwrap_or(u64::MAX);
+        self.accounts.iter().all(|(number, slots)| {
+            let bytes = slot_bytes.saturating_mul(u64::from(*slots));
+            accounts.by_number(*number).is_none_or(|account| choice.may_take(&account, bytes))
+        })
+    }
+}
+
 impl Home for Pool {
     fn release(&self, slot: FreeSlot) {
         let mut state = self.state.lock();
-        let bytes = u64::try_from(slot.bytes()).unwrap_or(0);
+        let (bytes, number) = (u64::try_from(slot.bytes()).unwrap_or(0), slot.account());
         state.slots_used_bytes = state.slots_used_bytes.saturating_sub(bytes);
+        if let Some(lent) = state.lent.get_mut(&slot.extent()) {
+            lent.count(number, false);
+        }
+        if let Some(account) = self.accounts.by_number(number) {
+            account.count(Tier::Dram, bytes, false);
+        }
         state.put_back(slot);
     }
 }
@@ -315,6 +388,10 @@ mod tests {
     use super::*;
     use crate::{dram::arena::seal, limits::MIB};
 
+    fn pool(bytes: u64) -> Result<Arc<Pool>> {
+        Pool::new(bytes, Arc::default())
+    }
+
     fn put(pool: &Pool, len: u32) -> Option<super::super::Payload> {
         seal(pool.allocate(slot_bytes(len, false), &[len])?, len).ok()
     }
@@ -335,16 +412,16 @@ mod tests {
     #[test]
     fn the_arena_is_never_larger_than_asked() {
         for capacity in [MIB, 3 * MIB + 5, 74_870_784, 1000 * MIB] {
-            let pool = Pool::new(capacity).unwrap();
+            let pool = pool(capacity).unwrap();
             let lost = capacity - pool.capacity_bytes();
             assert!(lost < EXTENT_BYTES_MIN.max(capacity / EXTENTS_MIN), "{capacity} lost {lost}");
         }
-        assert!(Pool::new(MIB - 1).is_err());
+        assert!(pool(MIB - 1).is_err());
     }
 
     #[test]
     fn a_full_pool_refuses_and_takes_slots_back() {
-        let pool = Pool::new(2 * MIB).unwrap();
+        let pool = pool(2 * MIB).unwrap();
         let mut blocks: Vec<_> = std::iter::from_fn(|| put(&pool, 4096)).collect();
         assert_eq!((blocks.len(), pool.used_bytes()), (512, 2 * MIB));
         blocks.pop();
@@ -355,7 +432,7 @@ mod tests {
 
     #[test]
     fn idle_extents_go_to_the_class_that_needs_them() {
-        let pool = Pool::new(2 * MIB).unwrap();
+        let pool = pool(2 * MIB).unwrap();
         let small: Vec<_> = std::iter::from_fn(|| put(&pool, 4096)).collect();
         assert!(put(&pool, 1 << 20).is_none());
         drop(small);
@@ -366,24 +443,24 @@ mod tests {
 
     #[test]
     fn the_coldest_extent_of_the_others_is_found() {
-        let pool = Pool::new(2 * MIB).unwrap();
+        let pool = pool(2 * MIB).unwrap();
         let blocks: Vec<_> = std::iter::from_fn(|| put(&pool, 1 << 19)).collect();
         for (block, age) in blocks.iter().zip([10, 30, 1, 2]) {
             block.set_owner(age);
             block.change_age(0, age);
         }
-        let coldest = pool.coldest_elsewhere(4096, &[]).unwrap();
+        let coldest = pool.coldest_elsewhere(4096, &[], None).unwrap();
         assert_eq!((coldest.mean_age, coldest.slots_used), (1, 2));
         assert_eq!(coldest.owners.len(), 2);
         assert!(coldest.owners.contains(&2));
-        let next = pool.coldest_elsewhere(4096, &[coldest.extent]).unwrap();
+        let next = pool.coldest_elsewhere(4096, &[coldest.extent], None).unwrap();
         assert_eq!(next.mean_age, 20);
-        assert!(pool.coldest_elsewhere(1 << 19, &[]).is_none());
+        assert!(pool.coldest_elsewhere(1 << 19, &[], None).is_none());
     }
 
     #[test]
     fn touching_goes_through_all_spare_extents_once() {
-        let pool = Pool::new(4 * MIB).unwrap();
+        let pool = pool(4 * MIB).unwrap();
         let held = put(&pool, 4096).unwrap();
         let steps = std::iter::from_fn(|| pool.pre_touch_step().then_some(())).count();
         assert_eq!(steps, 3);

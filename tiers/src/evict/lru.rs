@@ -10,13 +10,18 @@
 //! leaves first. It is the live default because around the knee of real traces it beats S3-FIFO and
 //! ARC (benches hold the table).
 //!
-//! Cost for each resident id: 8 bytes of time and a 16-byte node. Why not the linked list of the
+//! Cost for each resident id: 8 bytes of time and a 16-byte node. The times are an array by id, or a table
+//! where an order holds few of the ids that there are ([`Lru::sparse`]). Why not the linked list of the
 //! `lru` crate: it costs 68 bytes, and each touch of a prefix of 32,768 blocks misses the processor's
 //! caches some six times (docs/decisions/0003-lazy-lru.md).
 
-use std::{cmp::Reverse, collections::BinaryHeap, fmt};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    fmt,
+};
 
-use super::{EntryId, Eviction};
+use super::{CheapHash, EntryId, Eviction};
 
 /// A time at which an id was used. Times are unique: each insert and touch gets its own.
 type Node = Reverse<(u64, EntryId)>;
@@ -25,12 +30,79 @@ type Node = Reverse<(u64, EntryId)>;
 /// their nodes behind.
 const STALE_NODES_MIN: usize = 64;
 
+/// When ids were used last; 0 for those that are not resident.
+enum Uses {
+    ById(Vec<u64>),
+    Some(HashMap<EntryId, u64, CheapHash>),
+}
+
+impl Default for Uses {
+    fn default() -> Self {
+        Self::ById(Vec::new())
+    }
+}
+
+impl Uses {
+    fn get(&self, id: EntryId) -> u64 {
+        match self {
+            Self::ById(used) => used.get(index(id)).copied().unwrap_or(0),
+            Self::Some(used) => used.get(&id).copied().unwrap_or(0),
+        }
+    }
+
+    fn insert(&mut self, id: EntryId, time: u64) {
+        match self {
+            Self::ById(used) => {
+                if used.len() <= index(id) {
+                    used.resize(index(id) + 1, 0);
+                }
+                if let Some(used) = used.get_mut(index(id)) {
+                    *used = time;
+                }
+            }
+            Self::Some(used) => {
+                used.insert(id, time);
+            }
+        }
+    }
+
+    /// Changes the time of an id that has one.
+    fn touch(&mut self, id: EntryId, time: u64) {
+        let used = match self {
+            Self::ById(used) => used.get_mut(index(id)).filter(|used| **used != 0),
+            Self::Some(used) => used.get_mut(&id),
+        };
+        if let Some(used) = used {
+            *used = time;
+        }
+    }
+
+    /// Takes an id out; false if it was not resident.
+    fn remove(&mut self, id: EntryId) -> bool {
+        match self {
+            Self::ById(used) => {
+                used.get_mut(index(id)).is_some_and(|used| std::mem::take(used) != 0)
+            }
+            Self::Some(used) => used.remove(&id).is_some(),
+        }
+    }
+
+    fn nodes(&self) -> BinaryHeap<Node> {
+        match self {
+            Self::ById(used) => {
+                let resident = (0..).zip(used).filter(|(_, used)| **used != 0);
+                resident.map(|(id, used)| Reverse((*used, id))).collect()
+            }
+            Self::Some(used) => used.iter().map(|(id, used)| Reverse((*used, *id))).collect(),
+        }
+    }
+}
+
 /// The least recently used id leaves first.
 #[derive(Default)]
 pub struct Lru {
     clock: u64,
-    /// For each id its last use; 0 if it is not resident.
-    used: Vec<u64>,
+    used: Uses,
     heap: BinaryHeap<Node>,
     resident: usize,
 }
@@ -42,8 +114,15 @@ impl Lru {
         Self::default()
     }
 
+    /// The same for an order that holds few of the ids that the caller has: each costs some 20 to 40 bytes
+    /// more, and those that it does not hold cost nothing.
+    #[must_use]
+    pub fn sparse() -> Self {
+        Self { used: Uses::Some(HashMap::default()), ..Self::default() }
+    }
+
     fn last_use(&self, id: EntryId) -> u64 {
-        self.used.get(index(id)).copied().unwrap_or(0)
+        self.used.get(id)
     }
 
     fn tick(&mut self) -> u64 {
@@ -67,18 +146,12 @@ impl Lru {
     }
 
     fn forget(&mut self, id: EntryId) {
-        if let Some(used) = self.used.get_mut(index(id))
-            && *used != 0
-        {
-            *used = 0;
-            self.resident -= 1;
-        }
+        self.resident -= usize::from(self.used.remove(id));
     }
 
     fn drop_stale_nodes(&mut self) {
         if self.heap.len() > 2 * self.resident + STALE_NODES_MIN {
-            let resident = (0..).zip(&self.used).filter(|(_, used)| **used != 0);
-            self.heap = resident.map(|(id, used)| Reverse((*used, id))).collect();
+            self.heap = self.used.nodes();
         }
     }
 }
@@ -98,22 +171,15 @@ impl Eviction for Lru {
         if self.last_use(id) != 0 {
             return;
         }
-        if self.used.len() <= index(id) {
-            self.used.resize(index(id) + 1, 0);
-        }
         let now = self.tick();
-        if let Some(used) = self.used.get_mut(index(id)) {
-            *used = now;
-            self.resident += 1;
-            self.heap.push(Reverse((now, id)));
-        }
+        self.used.insert(id, now);
+        self.resident += 1;
+        self.heap.push(Reverse((now, id)));
     }
 
     fn touch(&mut self, id: EntryId) {
         let now = self.tick();
-        if let Some(used) = self.used.get_mut(index(id)).filter(|used| **used != 0) {
-            *used = now;
-        }
+        self.used.touch(id, now);
     }
 
     fn remove(&mut self, id: EntryId) {
@@ -188,8 +254,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_order_is_that_of_a_linked_list(steps in prop::collection::vec(step(), 0..300)) {
-            let mut lru = Lru::new();
+        fn the_order_is_that_of_a_linked_list(
+            steps in prop::collection::vec(step(), 0..300),
+            sparse: bool,
+        ) {
+            let mut lru = if sparse { Lru::sparse() } else { Lru::new() };
             let mut model = ::lru::LruCache::<EntryId, ()>::unbounded();
             for step in steps {
                 match step {

@@ -147,6 +147,11 @@ pub(crate) enum Guest {
     Used,
 }
 
+/// The bit of a block that was read.
+const READ: u8 = 0x80;
+/// Uses are counted up to here, in the bits that are left.
+const USES_MAX: u8 = 0x7f;
+
 /// The block is in no eviction order.
 pub(crate) const NO_CLASS: u16 = u16::MAX;
 
@@ -168,8 +173,8 @@ pub(crate) struct Entry {
     /// The put context that stored its first part, until the block has been read; 0 for none. It counts
     /// the block while dram has it.
     pub(crate) context: u32,
-    /// Whether it was read since it was put or found.
-    pub(crate) read: bool,
+    /// How it was read since it was put or found: [`READ`], and how often it was used, up to [`USES_MAX`].
+    reads: u8,
     pub(crate) guest: Guest,
     /// Index of the eviction order it is in, within its shard.
     pub(crate) class: u16,
@@ -189,10 +194,27 @@ impl Entry {
             checksums: Checksums::One(0),
             cold: [None, None],
             context: 0,
-            read: false,
+            reads: 0,
             guest: Guest::No,
             class: NO_CLASS,
         }
+    }
+
+    /// It is read.
+    pub(crate) fn note_read(&mut self) {
+        self.reads |= READ;
+    }
+
+    /// Whether it was read since it was put or found.
+    pub(crate) fn was_read(&self) -> bool {
+        self.reads & READ != 0
+    }
+
+    /// It is used by a whole request, whose ranks may read it each; returns how often it was used by now.
+    pub(crate) fn note_use(&mut self) -> u8 {
+        let uses = (self.reads & USES_MAX).saturating_add(1).min(USES_MAX);
+        self.reads = self.reads & READ | uses;
+        uses
     }
 
     /// The hottest tier that has a readable copy.

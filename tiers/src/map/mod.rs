@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(crate) use entry::NO_CLASS;
 pub(crate) use entry::{BatchId, Entry, Guest, StagedPart, Staging};
 pub use entry::{Checksums, Location};
-pub(crate) use shard::{Described, Evicted, Shard};
+pub(crate) use shard::{Described, Evicted, Leavers, Shard};
 
 use crate::{
     block::{BlockHash, BlockKey},
@@ -143,13 +143,18 @@ impl Map {
         }
     }
 
-    /// The coldest age among evictable blocks of `slot_bytes` (any size if `None`) and its shard.
-    pub(crate) fn coldest(&self, slot_bytes: Option<usize>) -> Option<(u64, usize)> {
+    /// The coldest age among evictable blocks that may leave, and its shard.
+    pub(crate) fn coldest(&self, leavers: Leavers<'_>) -> Option<(u64, usize)> {
         let now = self.ages(1);
         let ages = self.shards.iter().enumerate().filter_map(|(number, shard)| {
-            shard.lock().coldest(slot_bytes, now).map(|age| (age, number))
+            shard.lock().coldest(leavers, now).map(|age| (age, number))
         });
         ages.min()
+    }
+
+    /// Moves entries to the lanes of their namespaces. Each shard is locked once.
+    pub(crate) fn change_lanes(&self, lane_of: &dyn Fn(u32) -> u16) {
+        self.shards.iter().for_each(|shard| shard.lock().change_lanes(lane_of));
     }
 
     /// Runs `act` under the lock of shard `number`.

@@ -10,6 +10,7 @@ use super::{
     removed,
 };
 use crate::{
+    account::{Choice, Leaving, SHARED_LANE},
     block::{BlockHash, BlockKey},
     description::Description,
     dram::Payload,
@@ -18,11 +19,26 @@ use crate::{
     tier::Tier,
 };
 
-/// The eviction order of one slot size.
+/// The eviction order of one slot size, for one tenant or for all that share a lane.
 #[derive(Debug)]
 struct Class {
     slot_bytes: usize,
+    lane: u16,
     order: Box<dyn Eviction>,
+}
+
+/// Which blocks may leave: those of a slot size, or all, of whom `choice` says.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Leavers<'a> {
+    pub(crate) slot_bytes: Option<usize>,
+    pub(crate) choice: &'a Choice<'a>,
+}
+
+impl Leavers<'_> {
+    fn may_be_in(&self, class: &Class) -> bool {
+        self.slot_bytes.is_none_or(|bytes| bytes == class.slot_bytes)
+            && self.choice.may(class.lane, class.slot_bytes)
+    }
 }
 
 /// A [`Description`] as the map keeps it.
@@ -60,6 +76,8 @@ pub(crate) struct Evicted {
     pub(crate) gone: bool,
     /// Held until dropped: parts of a fragment.
     fragment: Option<Box<super::Staging>>,
+    /// Dropped last: by then the memory has gone back.
+    _leaving: Option<Leaving>,
 }
 
 impl Evicted {
@@ -151,12 +169,14 @@ impl Shard {
         self.slab.get_mut(index(id))?.take()
     }
 
-    /// Puts an entry into the eviction order of its slot size as the most recent one.
-    pub(crate) fn enter_order(&mut self, id: EntryId, slot_bytes: usize, tag: u64) {
-        let class = match self.classes.iter().position(|class| class.slot_bytes == slot_bytes) {
+    /// Puts an entry into the eviction order of its slot size and lane as the most recent one.
+    pub(crate) fn enter_order(&mut self, id: EntryId, (slot_bytes, lane): (usize, u16), tag: u64) {
+        let is_its = |class: &Class| class.slot_bytes == slot_bytes && class.lane == lane;
+        let class = match self.classes.iter().position(is_its) {
             Some(class) => class,
             None => {
-                self.classes.push(Class { slot_bytes, order: Box::new(Lru::new()) });
+                let order = if lane == SHARED_LANE { Lru::new() } else { Lru::sparse() };
+                self.classes.push(Class { slot_bytes, lane, order: Box::new(order) });
                 self.classes.len() - 1
             }
         };
@@ -167,6 +187,29 @@ impl Shard {
         entry.class = u16::try_from(class).unwrap_or(NO_CLASS);
         if let Some(class) = self.classes.get_mut(class) {
             class.order.insert(id, tag);
+        }
+    }
+
+    /// Moves entries to the lanes that `lane_of` says for their namespaces, in their order.
+    pub(crate) fn change_lanes(&mut self, lane_of: &dyn Fn(u32) -> u16) {
+        let mut moving = Vec::new();
+        for (id, entry) in (0..).zip(&self.slab) {
+            let Some(entry) = entry else { continue };
+            let Some(class) = self.classes.get(usize::from(entry.class)) else { continue };
+            let lane = lane_of(entry.key.namespace);
+            if lane != class.lane {
+                let code = code_of(self.seed, &entry.key);
+                moving.push((entry.age, id, (class.slot_bytes, lane), code));
+            }
+        }
+        moving.sort_unstable();
+        for (_, id, class, code) in moving {
+            let Some(entry) = self.get_mut(id) else { continue };
+            let before = std::mem::replace(&mut entry.class, NO_CLASS);
+            if let Some(before) = self.classes.get_mut(usize::from(before)) {
+                before.order.remove(id);
+            }
+            self.enter_order(id, class, code);
         }
     }
 
@@ -194,17 +237,16 @@ impl Shard {
         }
     }
 
-    /// The age of the block that would leave next among those of `slot_bytes`, or of all.
-    pub(crate) fn coldest(&mut self, slot_bytes: Option<usize>, now: u64) -> Option<u64> {
-        self.next_to_leave(slot_bytes, now).map(|(age, _)| age)
+    /// The age of the block that would leave next among those that may.
+    pub(crate) fn coldest(&mut self, leavers: Leavers<'_>, now: u64) -> Option<u64> {
+        self.next_to_leave(leavers, now).map(|(age, _)| age)
     }
 
     /// As [`coldest`](Self::coldest), with the class it is in.
-    fn next_to_leave(&mut self, slot_bytes: Option<usize>, now: u64) -> Option<(u64, usize)> {
-        let of_size = |class: &Class| slot_bytes.is_none_or(|bytes| bytes == class.slot_bytes);
+    fn next_to_leave(&mut self, leavers: Leavers<'_>, now: u64) -> Option<(u64, usize)> {
         (0..self.classes.len())
             .filter_map(|class| {
-                self.classes.get(class).filter(|class| of_size(class))?;
+                self.classes.get(class).filter(|class| leavers.may_be_in(class))?;
                 Some((self.coldest_in(class, now)?, class))
             })
             .min()
@@ -224,24 +266,35 @@ impl Shard {
         None
     }
 
-    /// Takes the coldest evictable block of `slot_bytes` out of dram.
-    pub(crate) fn evict(&mut self, slot_bytes: usize, now: u64) -> Option<Evicted> {
-        let (_, class) = self.next_to_leave(Some(slot_bytes), now)?;
-        self.evict_of(class, Entry::is_evictable)
+    /// Takes the coldest evictable block of those that may leave out of dram.
+    pub(crate) fn evict(&mut self, leavers: Leavers<'_>, now: u64) -> Option<Evicted> {
+        let (_, class) = self.next_to_leave(leavers, now)?;
+        self.evict_of(class, leavers.choice, Entry::is_evictable)
     }
 
-    /// Takes the coldest evictable block that no colder tier has out of the map.
-    pub(crate) fn evict_entry(&mut self, now: u64) -> Option<Evicted> {
-        let ages = (0..self.classes.len()).filter_map(|c| Some((self.coldest_in(c, now)?, c)));
-        let mut classes: Vec<(u64, usize)> = ages.collect();
+    /// Takes the coldest evictable block that no colder tier has out of the map, of those that may leave.
+    pub(crate) fn evict_entry(&mut self, leavers: Leavers<'_>, now: u64) -> Option<Evicted> {
+        let mut classes = Vec::new();
+        for class in 0..self.classes.len() {
+            if self.classes.get(class).is_some_and(|class| leavers.may_be_in(class)) {
+                classes.extend(self.coldest_in(class, now).map(|age| (age, class)));
+            }
+        }
         classes.sort_unstable();
         let alone = |entry: &Entry| entry.is_evictable() && entry.cold == [None, None];
-        classes.into_iter().find_map(|(_, class)| self.evict_of(class, alone))
+        classes.into_iter().find_map(|(_, class)| self.evict_of(class, leavers.choice, alone))
     }
 
-    fn evict_of(&mut self, class: usize, evictable: impl Fn(&Entry) -> bool) -> Option<Evicted> {
+    fn evict_of(
+        &mut self,
+        class: usize,
+        choice: &Choice<'_>,
+        evictable: impl Fn(&Entry) -> bool,
+    ) -> Option<Evicted> {
         let Self { classes, slab, .. } = self;
-        let id = classes.get_mut(class)?.order.evict(0, &mut |id| {
+        let class = classes.get_mut(class)?;
+        let leaving = choice.begin(class.lane, class.slot_bytes)?;
+        let id = class.order.evict(0, &mut |id| {
             slab.get(index(id)).and_then(Option::as_ref).is_some_and(&evictable)
         })?;
         if let Some(entry) = self.get_mut(id) {
@@ -251,7 +304,7 @@ impl Shard {
                 payload.change_age(entry.age, 0);
             }
         }
-        self.take_from_dram(id)
+        self.take_from_dram(id, leaving)
     }
 
     /// Whether the block `id`, or what there is of it, is evictable and lies in `extent`.
@@ -260,22 +313,29 @@ impl Shard {
         entry.is_some_and(Entry::is_evictable)
     }
 
-    /// Takes the block `id` out of dram if it [may leave](Self::may_evict_from) `extent`.
-    pub(crate) fn evict_from(&mut self, id: EntryId, extent: u32) -> Option<Evicted> {
+    /// Takes the block `id` out of dram if it [may leave](Self::may_evict_from) `extent`, and `choice` says so.
+    pub(crate) fn evict_from(
+        &mut self,
+        id: EntryId,
+        extent: u32,
+        choice: &Choice<'_>,
+    ) -> Option<Evicted> {
         if !self.may_evict_from(id, extent) {
             return None;
         }
+        let class = self.classes.get(usize::from(self.get(id)?.class))?;
+        let leaving = choice.begin(class.lane, class.slot_bytes)?;
         self.leave_order(id);
-        self.take_from_dram(id)
+        self.take_from_dram(id, leaving)
     }
 
     /// Takes the block `id` out of dram, whoever reads it.
     pub(crate) fn take_out(&mut self, id: EntryId) -> Option<Evicted> {
         self.leave_order(id);
-        self.take_from_dram(id)
+        self.take_from_dram(id, None)
     }
 
-    fn take_from_dram(&mut self, id: EntryId) -> Option<Evicted> {
+    fn take_from_dram(&mut self, id: EntryId, leaving: Option<Leaving>) -> Option<Evicted> {
         let seed = self.seed;
         let entry = self.get_mut(id)?;
         let at = Hashed { key: entry.key, code: code_of(seed, &entry.key) };
@@ -289,7 +349,7 @@ impl Shard {
         if gone {
             self.remove(at);
         }
-        Some(Evicted { key: at.key, len, context, payload, gone, fragment })
+        Some(Evicted { key: at.key, len, context, payload, gone, fragment, _leaving: leaving })
     }
 
     /// Attaches what is known of a block's place in its chain; false if that was known.
@@ -334,11 +394,18 @@ impl Shard {
         entries.flat_map(|entry| entry.tiers().map(|tier| (entry.key, tier))).collect()
     }
 
-    /// Visits the blocks that a colder tier has: place, bytes, last use.
-    pub(crate) fn survey(&self, tier: Tier, visit: &mut dyn FnMut(Location, u32, u64)) {
+    /// Visits the readable blocks in dram: key, bytes, last use.
+    pub(crate) fn in_dram(&self, visit: &mut dyn FnMut(BlockKey, u32, u64)) {
+        for entry in self.slab.iter().flatten().filter(|entry| entry.payload.is_some()) {
+            visit(entry.key, entry.len, entry.age);
+        }
+    }
+
+    /// Visits the blocks that a colder tier has: namespace, place, bytes, last use.
+    pub(crate) fn survey(&self, tier: Tier, visit: &mut dyn FnMut(u32, Location, u32, u64)) {
         for entry in self.slab.iter().flatten() {
             if let Some(location) = entry.cold(tier) {
-                visit(location, entry.len, entry.age);
+                visit(entry.key.namespace, location, entry.len, entry.age);
             }
         }
     }

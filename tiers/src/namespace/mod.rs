@@ -11,6 +11,7 @@
 //! Why not one field "model name": each field here has been left out of some shipped cache's key,
 //! and each omission served wrong bytes.
 
+mod counters;
 mod decode;
 mod encode;
 mod layout;
@@ -20,11 +21,12 @@ mod wishes;
 
 use std::fmt;
 
+pub use counters::NamespaceCounters;
 pub use decode::layout_of;
 pub use encode::foreign_hash;
 pub use layout::{BlockLayout, PartSpec};
 pub use roots::RootMismatch;
-pub use table::{Namespace, NamespaceCounters, NamespaceTable, Opened};
+pub use table::{Namespace, NamespaceTable, Opened};
 pub use wishes::Wishes;
 
 /// Everything that decides whether bytes are interchangeable. The default is not valid: it has no
@@ -75,6 +77,17 @@ pub enum NamespaceSpec {
         /// The longest value accepted, in bytes; 0 takes the limit for parts.
         bytes_max: u32,
     },
+}
+
+impl NamespaceSpec {
+    /// Whose it is.
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        match self {
+            Self::Engine(identity) => &identity.tenant,
+            Self::Opaque { tenant, .. } => tenant,
+        }
+    }
 }
 
 /// The keyed 256-bit digest of a namespace: equal ids mean interchangeable bytes.
@@ -128,6 +141,15 @@ impl Secret {
     #[must_use]
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
+    }
+
+    /// Another key that only those with the secret can make: BLAKE3's key derivation for `context`, which
+    /// says what it is for, over the secret and `of`, which says whose it is.
+    #[must_use]
+    pub fn derive(&self, context: &str, of: &[u8]) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key(context);
+        hasher.update(&self.0).update(of);
+        *hasher.finalize().as_bytes()
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -12,45 +12,23 @@ use std::{
 use parking_lot::RwLock;
 
 use super::{
-    BlockLayout, Identity, NamespaceId, NamespaceSpec, Secret, Wishes,
+    BlockLayout, Identity, NamespaceCounters, NamespaceId, NamespaceSpec, Secret, Wishes,
     decode::{corrupt, decode},
     encode::{encode, namespace_id, rootless_id, with_schemes},
     roots::{RootMismatch, Roots},
     wishes,
 };
 use crate::{
+    account::{Account, Accounts},
     block::{HASH_BYTES_MAX, HASH_BYTES_MIN, Hashes},
     error::{Error, ErrorKind, Result},
     limits::{
         BLOCK_BYTES_MAX, NAMESPACE_FIELD_BYTES_MAX, NAMESPACES_MAX, PART_BYTES_MAX, PARTS_MAX,
     },
-    tier::TierCounts,
 };
 
 /// Hash algorithms that an attacker can collide; refused where a tenant is shared.
 const WEAK_ALGORITHMS: [&str; 4] = ["xxhash", "xxhash_cbor", "builtin", "murmur"];
-
-/// What a namespace holds and has been asked, for stats. Relaxed: nothing is decided by them.
-#[derive(Debug, Default)]
-pub struct NamespaceCounters {
-    /// Readable blocks now.
-    pub blocks: AtomicU64,
-    /// Bytes of them.
-    pub bytes: AtomicU64,
-    /// Blocks stored since the start.
-    pub put_blocks: AtomicU64,
-    /// Blocks asked for by lookups since the start, by answer: dram, nvme, object, pending, miss.
-    pub lookups: [AtomicU64; 5],
-}
-
-impl NamespaceCounters {
-    /// Adds one lookup's answer.
-    pub fn count_lookup(&self, counts: TierCounts) {
-        for (total, count) in self.lookups.iter().zip(counts.to_array()) {
-            total.fetch_add(u64::from(count), Ordering::Relaxed);
-        }
-    }
-}
 
 /// An open namespace.
 #[derive(Debug)]
@@ -64,6 +42,7 @@ pub struct Namespace {
     /// No client has opened it yet: it was restored, with what the last one wished.
     unclaimed: AtomicBool,
     counters: NamespaceCounters,
+    account: Arc<Account>,
 }
 
 impl Namespace {
@@ -88,10 +67,7 @@ impl Namespace {
     /// Whose it is.
     #[must_use]
     pub fn tenant(&self) -> &str {
-        match &self.spec {
-            NamespaceSpec::Engine(identity) => &identity.tenant,
-            NamespaceSpec::Opaque { tenant, .. } => tenant,
-        }
+        self.spec.tenant()
     }
 
     /// Where parts lie in a block.
@@ -120,6 +96,12 @@ impl Namespace {
         let mut encoded = vec![u8::from(self.keeps_tokens())];
         encoded.extend(encode(&self.spec));
         with_schemes(encoded, &wishes::join(&self.hash_schemes.read()))
+    }
+
+    /// What its tenant has and may have.
+    #[must_use]
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     /// Counters for stats.
@@ -196,13 +178,15 @@ pub struct NamespaceTable {
     secret: Secret,
     shared_tenant: bool,
     interned: RwLock<Interned>,
+    accounts: Arc<Accounts>,
 }
 
 impl NamespaceTable {
     /// An empty table. With `shared_tenant`, hash algorithms that can be collided are refused.
     #[must_use]
     pub fn new(secret: Secret, shared_tenant: bool) -> Self {
-        Self { secret, shared_tenant, interned: RwLock::default() }
+        let (interned, accounts) = (RwLock::default(), Arc::default());
+        Self { secret, shared_tenant, interned, accounts }
     }
 
     /// Validates `spec` and interns it; repeating a call returns the same namespace. Whether token ids
@@ -287,7 +271,9 @@ impl NamespaceTable {
         if let Some(namespace) = interned.by_id.get(&id) {
             return Ok((Arc::clone(namespace), warnings));
         }
+        let account = self.accounts.of(spec.tenant());
         let namespace = Arc::new(Namespace {
+            account,
             index: u32::try_from(index).unwrap_or(u32::MAX),
             id,
             layout: BlockLayout::new(&spec),
@@ -351,6 +337,19 @@ impl NamespaceTable {
                 ),
             )
         })
+    }
+
+    /// What each tenant has and may have.
+    #[must_use]
+    pub fn accounts(&self) -> &Arc<Accounts> {
+        &self.accounts
+    }
+
+    /// The account of the namespace with this index.
+    pub(crate) fn account_of(&self, index: u32) -> Option<Arc<Account>> {
+        let interned = self.interned.read();
+        let namespace = interned.by_index.get(usize::try_from(index).ok()?)?;
+        Some(Arc::clone(namespace.account()))
     }
 
     /// The namespace with this index.

@@ -87,7 +87,9 @@ use crate::{
     limits::MIB,
     map::Location,
     namespace::{NamespaceId, NamespaceTable},
-    store::{Above, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    store::{
+        Above, Ailment, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted,
+    },
     tier::Tier,
 };
 
@@ -315,6 +317,10 @@ impl BlockStore for NvmeStore {
             blocks: totals.live_blocks,
             evicted_blocks: self.core.metrics.reclaimed_blocks.get(),
         }
+    }
+
+    fn ailment(&self) -> Option<Ailment> {
+        self.core.state.ailment()
     }
 
     fn close<'a>(&'a self) -> BoxFuture<'a, Result<()>> {

@@ -14,7 +14,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::metrics::{NvmeMetrics, StateLabel};
-use crate::error::{Error, ErrorKind, Result};
+use crate::{
+    error::{Error, ErrorKind, Result},
+    store::Ailment,
+};
 
 /// How long writes stop when the disk is full: somebody has to make room.
 const FULL_PAUSE: Duration = Duration::from_secs(2);
@@ -61,6 +64,16 @@ impl WriteState {
             Mode::ReadOnly => {
                 refuse("write to nvme: read-only since a sync failed; check the disk")
             }
+        }
+    }
+
+    /// What keeps writes from being taken; what was tried again and has not worked yet counts.
+    pub(super) fn ailment(&self) -> Option<Ailment> {
+        match *self.mode.lock() {
+            Mode::Ready => None,
+            Mode::Full { .. } => Some(Ailment::Full),
+            Mode::Failing { .. } => Some(Ailment::Failing),
+            Mode::ReadOnly => Some(Ailment::ReadOnly),
         }
     }
 
@@ -170,7 +183,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_full_disk_is_tried_again_and_a_failing_one_ever_later() {
         let state = state();
+        assert_eq!(state.ailment(), None);
         state.full();
+        assert_eq!(state.ailment(), Some(Ailment::Full));
         assert_eq!(state.check().unwrap_err().kind(), ErrorKind::Unavailable);
         tokio::time::advance(FULL_PAUSE).await;
         assert!(state.check().is_ok());

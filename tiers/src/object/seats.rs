@@ -48,6 +48,10 @@ impl EpochGate {
         self.0.send_replace(Holding::Ended);
     }
 
+    pub(super) fn is_held(&self) -> bool {
+        *self.0.borrow() == Holding::Epoch
+    }
+
     /// Waits until it may; false if it never will.
     pub(super) async fn wait(&self) -> bool {
         let mut holding = self.0.subscribe();

@@ -24,7 +24,9 @@ use crate::{
     key::IndexKey,
     map::Location,
     namespace::NamespaceId,
-    store::{Above, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    store::{
+        Above, Ailment, BlockStore, BlockWriter, BoxFuture, Load, Outgoing, StoreUsage, Wanted,
+    },
     tier::Tier,
 };
 
@@ -301,6 +303,14 @@ impl BlockStore for ObjectStore {
             blocks: totals.live_blocks,
             evicted_blocks: self.core.metrics.collected_blocks.get(),
         }
+    }
+
+    fn ailment(&self) -> Option<Ailment> {
+        if self.core.bucket.metrics().breaker_open.get() != 0 {
+            return Some(Ailment::Away);
+        }
+        // It starts, another node has its ordinal, or the store cannot say who may write.
+        (!self.core.seats.own().epoch.is_held()).then_some(Ailment::ReadOnly)
     }
 
     fn close<'a>(&'a self) -> BoxFuture<'a, Result<()>> {

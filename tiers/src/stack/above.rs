@@ -113,6 +113,8 @@ impl Above for Shared {
                 // Relaxed: statistics.
                 counters.bytes.fetch_add(u64::from(after), Ordering::Relaxed);
                 counters.bytes.fetch_sub(u64::from(before), Ordering::Relaxed);
+                block.namespace.account().count(tier, u64::from(after), true);
+                block.namespace.account().count(tier, u64::from(before), false);
                 return true;
             }
             Change::Copy => {}
@@ -162,13 +164,19 @@ impl Above for Shared {
     fn ages(&self, tier: Tier, blocks: &[Wanted]) -> Vec<Option<u64>> {
         let age = |block: &Wanted| {
             let at = self.at(block)?;
-            self.map.with(at, |shard| {
+            let (age, len) = self.map.with(at, |shard| {
                 let entry = shard.entry(at)?;
                 let is_here = entry.cold(tier) == Some(block.location);
-                (is_here || self.is_being_copied(shard, at, tier)).then_some(entry.age)
-            })
+                let is_here = is_here || self.is_being_copied(shard, at, tier);
+                is_here.then_some((entry.age, entry.len))
+            })?;
+            Some((at.key.namespace, len, age))
         };
-        blocks.iter().map(age).collect()
+        let mut known: Vec<Option<(u32, u32, u64)>> = blocks.iter().map(age).collect();
+        if tier == Tier::Nvme {
+            self.protect_on_nvme(&mut known);
+        }
+        known.into_iter().map(|known| known.map(|(_, _, age)| age)).collect()
     }
 
     fn cold_age(&self, tier: Tier, share: f64) -> u64 {
@@ -188,27 +196,40 @@ impl Above for Shared {
     }
 
     fn survey(&self, tier: Tier, visit: &mut dyn FnMut(Location, u32, u64)) {
+        let mut is_kept = self.all_kept_on_nvme();
+        let now = self.map.clock();
+        let mut visit = |namespace: u32, location: Location, len: u32, age: u64| {
+            let is_kept = tier == Tier::Nvme && is_kept(namespace);
+            visit(location, len, if is_kept { now } else { age });
+        };
         for number in 0..SHARDS {
             // A number below the count of shards has a shard.
-            self.map.with_shard(number, |shard| shard.survey(tier, visit)).unwrap_or_default();
+            self.map.with_shard(number, |shard| shard.survey(tier, &mut visit)).unwrap_or_default();
         }
     }
 
     fn uncopied(&self, from: Tier, to: Tier, blocks: &[Wanted]) -> Vec<Option<Uncopied>> {
-        let uncopied = |block: &Wanted| {
+        // Those that are about to be copied, by namespace: they are not there yet.
+        let mut asked: HashMap<u32, u64> = HashMap::new();
+        let mut uncopied = |block: &Wanted| {
             let at = self.at(block)?;
-            self.map.with(at, |shard| {
+            let (uncopied, len) = self.map.with(at, |shard| {
                 let entry = shard.entry(at)?;
                 let is_here = entry.cold(from) == Some(block.location)
                     || self.is_being_copied(shard, at, from);
-                (is_here && entry.cold(to).is_none()).then(|| Uncopied {
+                let uncopied = (is_here && entry.cold(to).is_none()).then(|| Uncopied {
                     age: entry.age,
-                    reused: entry.read,
+                    reused: entry.was_read(),
                     in_long_chain: self.contexts.is_long(entry.context),
-                })
-            })
+                })?;
+                Some((uncopied, u64::from(entry.len)))
+            })?;
+            let asked = asked.entry(at.key.namespace).or_default();
+            *asked += len;
+            let account = self.account(at.key.namespace)?;
+            (to != Tier::Object || account.admits_to_object(*asked)).then_some(uncopied)
         };
-        blocks.iter().map(uncopied).collect()
+        blocks.iter().map(&mut uncopied).collect()
     }
 
     fn gone(&self, tier: Tier, is_gone: &mut dyn FnMut(Location) -> bool) -> u64 {
@@ -254,8 +275,9 @@ impl Above for Shared {
                 Some(place) if place.is_none() => *place = Some(location),
                 Some(_) | None => return false,
             }
+            let len = entry.len;
             shard.push(stored(at.key, to));
-            self.count_copy(to, true);
+            self.count_copy(to, (at.key.namespace, len), true);
             true
         });
         if is_kept {
@@ -295,7 +317,7 @@ impl Shared {
                     shard.insert(at, entry);
                     shard.push(stored(at.key, tier));
                     self.map.count(true);
-                    self.count_copy(tier, true);
+                    self.count_copy(tier, (at.key.namespace, block.len), true);
                     Change::New
                 }
                 Some(_) | None => Change::None,
@@ -315,7 +337,7 @@ impl Shared {
         };
         if place.replace(block.location).is_none() {
             shard.push(stored(at.key, tier));
-            self.count_copy(tier, true);
+            self.count_copy(tier, (at.key.namespace, block.len), true);
             return Change::Copy;
         }
         let before = std::mem::replace(&mut entry.len, block.len);
@@ -334,7 +356,7 @@ impl Shared {
             shard.push(removed(at.key, tier));
             let entry = shard.get_mut(id)?;
             *entry.cold_mut(tier)? = None;
-            self.count_copy(tier, false);
+            self.count_copy(tier, (at.key.namespace, entry.len), false);
             if entry.hottest().is_some() || entry.staging.is_some() {
                 None
             } else {

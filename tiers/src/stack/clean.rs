@@ -358,6 +358,8 @@ impl<'a> Run<'a> {
         match done.own {
             None => {}
             Some((_, Ok(Demotion::Gone))) => self.leave_out(Undemoted::Gone, None),
+            // The tier is well; another sweep would find the same again.
+            Some((_, Ok(Demotion::OverQuota))) => self.leave_out(Undemoted::Quota, None),
             Some((_, Ok(Demotion::Copied | Demotion::There))) => self.mood.well(),
             Some((reused, Err(error))) => {
                 let again = self.mood.trouble(&error, reused, Instant::now());

@@ -142,9 +142,15 @@ impl Contexts {
     /// Whether the context may evict `bytes` more of others: within the allowance, and one block in
     /// any case, or an arena with few places would keep its first blocks for ever.
     pub(crate) fn may_take(&self, id: ContextId, bytes: u64) -> bool {
+        self.may_take_of(id, bytes, u64::MAX)
+    }
+
+    /// The same where not all of dram is there to take from, but only so much that its share is `share`.
+    pub(crate) fn may_take_of(&self, id: ContextId, bytes: u64, share: u64) -> bool {
         let table = self.table.lock();
+        let allowance = self.allowance_bytes.min(share);
         let taken = table.open.get(&id).map_or(0, |context| context.taken_bytes);
-        id == 0 || taken == 0 || taken.saturating_add(bytes) <= self.allowance_bytes
+        id == 0 || taken == 0 || taken.saturating_add(bytes) <= allowance
     }
 
     /// The context has evicted `bytes` of others.

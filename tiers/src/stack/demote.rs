@@ -13,6 +13,7 @@ use crate::{
     block::BlockHash,
     dram::Payload,
     error::{Error, ErrorKind, Result},
+    limits::RETRY_AFTER_QUOTA,
     map::{Entry, Hashed, Location, stored},
     metrics::Undemoted,
     namespace::Namespace,
@@ -29,6 +30,8 @@ pub(super) enum Demotion {
     There,
     /// The block is not in dram (any more).
     Gone,
+    /// Its tenant has on the tier what it may have.
+    OverQuota,
 }
 
 /// What the map says of a block that is to be demoted.
@@ -113,6 +116,12 @@ impl Shared {
         Ok(match demotion {
             Demotion::Copied | Demotion::There => true,
             Demotion::Gone => false,
+            Demotion::OverQuota => {
+                self.metrics.undemoted(Undemoted::Quota).inc();
+                let retry_after = RETRY_AFTER_QUOTA;
+                let what = "store on nvme: the tenant has what it may have there (nvme_max)";
+                return Err(Error::new(ErrorKind::Exhausted { retry_after }, what));
+            }
         })
     }
 
@@ -168,6 +177,12 @@ impl Shared {
             Ok(outgoing) => outgoing,
             Err(nothing_to_do) => return Ok(nothing_to_do),
         };
+        let bytes = u64::try_from(outgoing.payload.as_ref().len()).unwrap_or(u64::MAX);
+        let admitted =
+            if tier == Tier::Nvme { namespace.account().admit_to_nvme(bytes) } else { None };
+        if tier == Tier::Nvme && admitted.is_none() {
+            return Ok(Demotion::OverQuota);
+        }
         let payload = outgoing.payload.clone();
         let _copying = self.early.begin(at.key, tier);
         let put = store.put(outgoing).await;
@@ -201,10 +216,11 @@ impl Shared {
             if !entry.payload.as_ref().is_some_and(|here| here.is_same(payload)) {
                 return Err(unwanted);
             }
+            let len = entry.len;
             // The tier may have found an older copy meanwhile: this is the newer place.
             if entry.cold_mut(tier).ok_or(unwanted)?.replace(location).is_none() {
                 shard.push(stored(at.key, tier));
-                self.count_copy(tier, true);
+                self.count_copy(tier, (at.key.namespace, len), true);
             }
             Ok(())
         })

@@ -166,7 +166,7 @@ impl Shared {
                 return (read, None);
             };
             let unread = std::mem::take(&mut entry.context);
-            entry.read = true;
+            entry.note_read();
             let block = Block {
                 namespace: Arc::clone(namespace),
                 hash: at.key.hash,
@@ -271,7 +271,7 @@ impl Shared {
         (promotions, deadline): Limits<'_>,
     ) -> Fetch {
         let slot = slot_bytes(copy.len, namespace.layout().is_opaque());
-        let room = self.room_to_load(slot, copy.len, promotions);
+        let room = self.room_to_load(namespace, (slot, copy.len), promotions);
         let Some((writer, may_stay)) = room else { return Fetch::Busy };
         let read = self.load_from(store, namespace, at, copy.location, (writer, deadline));
         let payload = match read.await {
@@ -356,13 +356,14 @@ impl Shared {
             block.payload.set_owner(Map::owner(at, id));
             entry.payload = Some(block.payload.clone());
             // It left its context with dram.
-            (entry.read, entry.context) = (true, 0);
+            entry.note_read();
+            entry.context = 0;
             if block.is_guest && entry.guest == Guest::No && entry.cold(Tier::Nvme).is_none() {
                 entry.guest = Guest::Unused;
             }
             // Not in the order: its age does not count in the extent yet.
             entry.age = 0;
-            shard.enter_order(id, slot, at.code);
+            shard.enter_order(id, (slot, block.namespace.account().lane()), at.code);
             shard.touch(id, age);
             shard.push(stored(at.key, Tier::Dram));
             self.count_resident(&block.payload);
@@ -372,11 +373,13 @@ impl Shared {
     /// Takes note of a use of a block. One that dram has from the object tier is worth a copy on nvme
     /// when it is used again.
     pub(super) fn used(&self, at: Hashed, block: &Block) {
-        if !block.is_guest {
-            return;
-        }
+        let mut uses = 0;
         let stays = self.map.with(at, |shard| {
             let Some(entry) = shard.find(at).and_then(|id| shard.get_mut(id)) else { return false };
+            uses = entry.note_use();
+            if !block.is_guest {
+                return false;
+            }
             match entry.guest {
                 Guest::No => false,
                 Guest::Unused => {
@@ -390,6 +393,7 @@ impl Shared {
                 }
             }
         });
+        self.popular.note(at.key, uses);
         if stays {
             self.demote_later(std::iter::once(at));
         }

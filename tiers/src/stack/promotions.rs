@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use super::{ContextId, Shared, context::Parent};
-use crate::dram::BlockWriter;
+use crate::{dram::BlockWriter, limits::CONTEXT_SHARE_DIVISOR, namespace::Namespace};
 
 /// The loads of one get, which share an allowance.
 #[derive(Debug)]
@@ -59,22 +59,25 @@ impl Shared {
     /// where memory is free: that is what the blocks before it have taken and given back.
     pub(super) fn room_to_load(
         &self,
-        slot: usize,
-        len: u32,
+        namespace: &Namespace,
+        (slot, len): (usize, u32),
         promotions: Option<&Promotions>,
     ) -> Option<(BlockWriter, bool)> {
+        let account = namespace.account();
+        let room = |context| self.make_room(account, (slot, &[len]), context);
         let Some(promotions) = promotions.filter(|promotions| !promotions.is_spent()) else {
-            return Some((self.make_room(slot, &[len], 0)?.pop()?, promotions.is_none()));
+            return Some((room(0)?.pop()?, promotions.is_none()));
         };
-        if let Some(mut room) = self.make_room(slot, &[len], promotions.context) {
-            return Some((room.pop()?, true));
+        if let Some(mut writers) = room(promotions.context) {
+            return Some((writers.pop()?, true));
         }
         let bytes = u64::try_from(slot).unwrap_or(u64::MAX);
-        if self.contexts.may_take(promotions.context, bytes) {
-            // Everything is pinned.
+        let share = account.quota().dram_max / CONTEXT_SHARE_DIVISOR;
+        if self.contexts.may_take_of(promotions.context, bytes, share) {
+            // Everything is pinned, or the tenant has what it may have.
             return None;
         }
         promotions.spent.store(true, Ordering::Relaxed);
-        Some((self.make_room(slot, &[len], 0)?.pop()?, false))
+        Some((room(0)?.pop()?, false))
     }
 }

@@ -112,7 +112,7 @@ impl PutBatch {
         let len = len.unwrap_or(self.namespace.layout().bytes_max());
         let claim = self.claim_here(at, len, sums, false).unwrap_or_else(|| {
             // Outside the lock: making room locks other shards.
-            let has_room = self.shared.make_index_room(self.context);
+            let has_room = self.shared.make_index_room(self.namespace.account(), self.context);
             let added = if has_room { self.claim_here(at, len, sums, true) } else { None };
             added.unwrap_or(Claim::Refused)
         });
@@ -273,7 +273,8 @@ impl PutBatch {
             None => {
                 let lengths = layout.lengths(len);
                 let slot = slot_bytes(len, layout.is_opaque());
-                let writers = self.shared.make_room(slot, &lengths, self.context)?;
+                let account = self.namespace.account();
+                let writers = self.shared.make_room(account, (slot, &lengths), self.context)?;
                 self.take_writer(at, part, Some(writers))??
             }
         };
@@ -366,11 +367,12 @@ impl PutBatch {
             self.shared.contexts.hold(self.context, self.namespace.block_tokens());
         }
         let slot = slot_bytes(entry.len, self.namespace.layout().is_opaque());
+        let class = (slot, self.namespace.account().lane());
         if !staging.is_complete() {
             if let Some(writer) = staging.writers().next() {
                 writer.set_owner(Map::owner(at, id));
             }
-            shard.enter_order(id, slot, at.code);
+            shard.enter_order(id, class, at.code);
             shard.touch(id, self.shared.map.ages(1));
             return Seal::Fragment;
         }
@@ -386,7 +388,7 @@ impl PutBatch {
         entry.checksums = checksums;
         // The age that a fragment had is not in the extent's sum.
         entry.age = 0;
-        shard.enter_order(id, slot, at.code);
+        shard.enter_order(id, class, at.code);
         shard.touch(id, self.shared.map.ages(1));
         shard.push(stored(at.key, Tier::Dram));
         Seal::Readable

@@ -97,9 +97,12 @@ impl Shared {
     /// Takes a block out of the map; returns whether it was readable, and its colder copies.
     fn remove_here(&self, at: Hashed) -> (bool, [Option<Location>; 2]) {
         let entry = self.map.with(at, |shard| {
-            for tier in shard.entry(at)?.tiers() {
+            let (len, tiers) = (shard.entry(at)?.len, shard.entry(at)?.tiers());
+            for tier in tiers {
                 shard.push(removed(at.key, tier));
-                self.count_copy(tier, false);
+                if tier != Tier::Dram {
+                    self.count_copy(tier, (at.key.namespace, len), false);
+                }
             }
             shard.remove(at)
         });

@@ -1,13 +1,18 @@
 //! Making room: whose memory an incoming block gets.
+//!
+//! The coldest block of all makes way, but for those of tenants that would have less than is kept for them.
+//! A tenant that has what it may have makes way for itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::{ContextId, Shared};
 use crate::{
-    dram::{BlockWriter, Candidate},
-    limits::{INDEX_FREE_DIVISOR, SHARDS},
-    map::{Entry, Evicted, Map, Shard},
+    account::{Account, Choice},
+    dram::{BlockWriter, Candidate, NoRoom},
+    limits::{CONTEXT_SHARE_DIVISOR, INDEX_FREE_DIVISOR, SHARDS},
+    map::{Entry, Evicted, Leavers, Map, Shard},
     metrics::EvictReason,
+    tier::Tier,
 };
 
 /// How often a put may lose a freed slot to another before it is refused.
@@ -37,24 +42,51 @@ impl Cadence {
 }
 
 impl Shared {
-    /// Gets memory for a block, evicting others if need be and allowed.
+    /// Gets memory for a block of a tenant, evicting others if need be and allowed.
     ///
-    /// `None`: everything is pinned, or `context` has taken its share from others.
+    /// `None`: everything is pinned or kept for others, or `context` has taken its share from others, or
+    /// the tenant has what it may have and all of that is in use.
     pub(crate) fn make_room(
         &self,
-        slot_bytes: usize,
-        lengths: &[u32],
+        account: &Account,
+        (slot_bytes, lengths): (usize, &[u32]),
         context: ContextId,
     ) -> Option<Vec<BlockWriter>> {
         for _ in 0..TRIES_MAX {
-            if let Some(writers) = self.pool.allocate(slot_bytes, lengths) {
-                return Some(writers);
-            }
-            if !self.evict_for(slot_bytes, context) {
+            let made = match self.pool.allocate_for(account, slot_bytes, lengths) {
+                Ok(writers) => return Some(writers),
+                Err(NoRoom::Full) => self.evict_for(account, slot_bytes, context),
+                Err(NoRoom::Quota) => self.evict_own(account, slot_bytes, context),
+            };
+            if !made {
                 return None;
             }
         }
         None
+    }
+
+    /// Evicts the coldest blocks of a tenant until it may have one of `slot_bytes`. Counts the refusal if
+    /// that cannot be.
+    fn evict_own(&self, account: &Account, slot_bytes: usize, context: ContextId) -> bool {
+        let bytes = u64::try_from(slot_bytes).unwrap_or(u64::MAX);
+        let max = account.quota().dram_max;
+        let may_take = || {
+            let share = max / CONTEXT_SHARE_DIVISOR;
+            self.contexts.may_take_of(context, bytes, share)
+        };
+        while bytes <= max && account.over(bytes) > 0 && may_take() {
+            let choice = self.namespaces.accounts().choice(account, bytes).own_only();
+            let leavers = Leavers { slot_bytes: None, choice: &choice };
+            let coldest = self.map.coldest(leavers);
+            if !coldest.is_some_and(|(_, shard)| self.evict_in(shard, leavers, context)) {
+                break;
+            }
+        }
+        let fits = bytes <= max && account.over(bytes) == 0;
+        if !fits {
+            account.refuse(Tier::Dram);
+        }
+        fits
     }
 
     /// Makes the map smaller by one block if it is full.
@@ -62,7 +94,7 @@ impl Shared {
     /// False: everything is pinned or on a colder tier, which is asked to shed (a copy must not be lost
     /// with its entry); or `context` has taken its share, for which an entry counts as the part of
     /// dram that it stands for.
-    pub(crate) fn make_index_room(&self, context: ContextId) -> bool {
+    pub(crate) fn make_index_room(&self, account: &Account, context: ContextId) -> bool {
         let len = self.map.len();
         if self.index_blocks_max.saturating_sub(len) <= self.index_blocks_max / INDEX_FREE_DIVISOR {
             self.shed(len);
@@ -76,8 +108,11 @@ impl Shared {
             return false;
         }
         let now = self.map.ages(1);
-        let evict = |shard| self.map.with_shard(shard, |shard| shard.evict_entry(now)).flatten();
-        let coldest = self.map.coldest(None).and_then(|(_, shard)| evict(shard));
+        let choice = self.namespaces.accounts().choice(account, share);
+        let leavers = Leavers { slot_bytes: None, choice: &choice };
+        let evict = |shard: &mut Shard| shard.evict_entry(leavers, now);
+        let evict = |shard| self.map.with_shard(shard, evict).flatten();
+        let coldest = self.map.coldest(leavers).and_then(|(_, shard)| evict(shard));
         let Some(evicted) = coldest.or_else(|| (0..SHARDS).find_map(evict)) else {
             self.shed_largest();
             return false;
@@ -108,31 +143,42 @@ impl Shared {
 
     /// Frees memory for a block of `slot_bytes`: its own size's coldest block, or another size's
     /// coldest extent if that is older.
-    fn evict_for(&self, slot_bytes: usize, context: ContextId) -> bool {
+    fn evict_for(&self, account: &Account, slot_bytes: usize, context: ContextId) -> bool {
         let bytes = u64::try_from(slot_bytes).unwrap_or(u64::MAX);
         if !self.contexts.may_take(context, bytes) {
             return false;
         }
-        let own = self.map.coldest(Some(slot_bytes));
-        let slots = self.pool.extent_bytes() / bytes;
+        let choice = self.namespaces.accounts().choice(account, bytes);
+        if self.evict_chosen(slot_bytes, &choice, context) {
+            return true;
+        }
+        // Nobody has more than is kept for them, or what they have is in use.
+        choice.leaves_own_out() && self.evict_chosen(slot_bytes, &choice.own_only(), context)
+    }
+
+    fn evict_chosen(&self, slot_bytes: usize, choice: &Choice<'_>, context: ContextId) -> bool {
+        let leavers = Leavers { slot_bytes: Some(slot_bytes), choice };
+        let own = self.map.coldest(leavers);
+        let slots = self.pool.extent_bytes() / u64::try_from(slot_bytes).unwrap_or(u64::MAX);
         if own.is_none() || (self.pool.classes() > 1 && self.cadence.is_due(slots)) {
-            let found = self.reclaim_elsewhere(slot_bytes, own.map(|(age, _)| age), context);
+            let found =
+                self.reclaim_elsewhere((slot_bytes, choice), own.map(|(age, _)| age), context);
             self.cadence.note(found);
             if found {
                 return true;
             }
         }
         let Some((_, coldest)) = own else { return false };
-        if self.evict_in(coldest, slot_bytes, context) {
+        if self.evict_in(coldest, leavers, context) {
             return true;
         }
         // Others were faster, or pinned what was there: any other shard will do.
-        (0..SHARDS).any(|shard| self.evict_in(shard, slot_bytes, context))
+        (0..SHARDS).any(|shard| self.evict_in(shard, leavers, context))
     }
 
-    fn evict_in(&self, shard: usize, slot_bytes: usize, context: ContextId) -> bool {
+    fn evict_in(&self, shard: usize, leavers: Leavers<'_>, context: ContextId) -> bool {
         let now = self.map.ages(1);
-        let evict = |shard: &mut Shard| shard.evict(slot_bytes, now);
+        let evict = |shard: &mut Shard| shard.evict(leavers, now);
         let evicted = self.map.with_shard(shard, evict).flatten();
         let Some(evicted) = evicted else { return false };
         self.charge(context, &evicted);
@@ -144,20 +190,22 @@ impl Shared {
     /// `own_age`.
     fn reclaim_elsewhere(
         &self,
-        slot_bytes: usize,
+        (slot_bytes, choice): (usize, &Choice<'_>),
         own_age: Option<u64>,
         context: ContextId,
     ) -> bool {
         let mut passed_over = Vec::new();
+        // Asking whose an extent is takes longer than not asking.
+        let is_bound = choice.is_own_only() || self.namespaces.accounts().has_floors();
+        let bound = is_bound.then_some(choice);
         while passed_over.len() < RECLAIM_TRIES {
-            let Some(candidate) = self.pool.coldest_elsewhere(slot_bytes, &passed_over) else {
-                return false;
-            };
+            let candidate = self.pool.coldest_elsewhere(slot_bytes, &passed_over, bound);
+            let Some(candidate) = candidate else { return false };
             if own_age.is_some_and(|age| age <= candidate.mean_age) {
                 return false;
             }
             if self.may_empty(&candidate) {
-                self.empty(&candidate, context);
+                self.empty(&candidate, choice, context);
                 if self.pool.has_idle(slot_bytes) {
                     return true;
                 }
@@ -177,10 +225,10 @@ impl Shared {
             })
     }
 
-    fn empty(&self, candidate: &Candidate, context: ContextId) {
+    fn empty(&self, candidate: &Candidate, choice: &Choice<'_>, context: ContextId) {
         for owner in &candidate.owners {
             let (shard, id) = Map::of_owner(*owner);
-            let evict = |shard: &mut Shard| shard.evict_from(id, candidate.extent);
+            let evict = |shard: &mut Shard| shard.evict_from(id, candidate.extent, choice);
             if let Some(evicted) = self.map.with_shard(shard, evict).flatten() {
                 self.charge(context, &evicted);
                 self.settle(&evicted, EvictReason::Reclaim);

@@ -5,8 +5,11 @@ mod chaos;
 mod clean;
 mod cold;
 mod eviction;
+mod hottest;
 mod object;
+mod popular;
 mod putting;
+mod quotas;
 mod removal;
 
 use std::{sync::Arc, time::Duration};
@@ -82,6 +85,7 @@ fn audit(fixture: &Fixture) {
     let (mut entries, mut blocks, mut bytes, mut ages) = (0, 0, 0, 0_u64);
     let mut on_colder = [0_u64; 2];
     let mut of_namespace = std::collections::HashMap::<u32, (u64, u64)>::new();
+    let mut of_tenant = std::collections::HashMap::<String, [u64; 2]>::new();
     for number in 0..crate::limits::SHARDS {
         shared.map.with_shard(number, |shard| {
             let mut ordered = 0;
@@ -99,8 +103,11 @@ fn audit(fixture: &Fixture) {
                     bytes += payload.slot_bytes() as u64;
                     ages = ages.wrapping_add(entry.age);
                 }
-                for (count, copy) in on_colder.iter_mut().zip(entry.cold) {
+                let account = shared.namespaces.account_of(entry.key.namespace).unwrap();
+                let bytes_on = of_tenant.entry(account.tenant().to_owned()).or_default();
+                for ((count, bytes), copy) in on_colder.iter_mut().zip(bytes_on).zip(entry.cold) {
                     *count += u64::from(copy.is_some());
+                    *bytes += if copy.is_some() { u64::from(entry.len) } else { 0 };
                 }
                 if entry.hottest().is_some() {
                     let of = of_namespace.entry(entry.key.namespace).or_default();
@@ -122,6 +129,14 @@ fn audit(fixture: &Fixture) {
         let (blocks, bytes) = of_namespace.remove(&namespace.index()).unwrap_or_default();
         assert_eq!(counted, [blocks, bytes]);
     }
+    let mut in_dram = 0;
+    for account in fixture.namespaces.accounts().list() {
+        let [dram, nvme, object] = account.holding().bytes;
+        let colder = of_tenant.remove(account.tenant()).unwrap_or_default();
+        assert_eq!([nvme, object], colder, "{}", account.tenant());
+        in_dram += dram;
+    }
+    assert_eq!(in_dram, usage.dram_used_bytes, "every slot in use is somebody's");
 }
 
 /// Nothing is pinned, staged or under way.

@@ -264,7 +264,7 @@ impl Shared {
     }
 
     /// A colder tier has a copy more or less.
-    pub(super) fn count_copy(&self, tier: Tier, added: bool) {
+    pub(super) fn count_copies(&self, tier: Tier, added: bool) {
         let [nvme, object] = &self.copies;
         let copies = match tier {
             Tier::Dram => return,

@@ -18,7 +18,7 @@ impl Arena {
     /// # Errors
     /// Those of the pool.
     pub fn new(bytes: u64) -> Result<Self> {
-        Pool::new(bytes).map(Self)
+        Pool::new(bytes, Arc::default()).map(Self)
     }
 
     /// All of its memory.

@@ -65,7 +65,9 @@ struct Bench {
 
 impl Bench {
     fn new(device: Arc<dyn Device>) -> Self {
-        let Ok(pool) = Pool::new(4 << 20) else { panic!("no memory for the suite") };
+        let Ok(pool) = Pool::new(4 << 20, Arc::default()) else {
+            panic!("no memory for the suite")
+        };
         Self { device, pool }
     }
 
@@ -401,7 +403,7 @@ mod tests {
 
     #[test]
     fn the_landing_goes_on_where_it_was_left() {
-        let pool = Pool::new(1 << 20).unwrap();
+        let pool = Pool::new(1 << 20, Arc::default()).unwrap();
         let body = pool.allocate(slot_bytes(8192, false), &[8192]).unwrap().pop();
         let mut landing = Landing::new(AlignedBuf::zeroed(PAGE_BYTES), body);
         assert_eq!((landing.len(), landing.filled()), (3 * PAGE_BYTES, 0));

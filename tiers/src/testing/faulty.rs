@@ -16,7 +16,7 @@ use crate::{
     error::{Error, ErrorKind, Result},
     map::Location,
     namespace::NamespaceId,
-    store::{Above, BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    store::{Above, Ailment, BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
 
@@ -185,6 +185,10 @@ impl BlockStore for Faulty {
 
     fn usage(&self) -> StoreUsage {
         self.inner.usage()
+    }
+
+    fn ailment(&self) -> Option<Ailment> {
+        self.inner.ailment()
     }
 
     fn close<'a>(&'a self) -> BoxFuture<'a, Result<()>> {

@@ -110,9 +110,22 @@ impl Fixture {
         parts: &[u32],
         block_tokens: u32,
     ) -> Result<Arc<Namespace>> {
+        self.namespace_for("default", (model, parts), block_tokens)
+    }
+
+    /// The same of a tenant.
+    ///
+    /// # Errors
+    /// Those of [`NamespaceTable::open`].
+    pub fn namespace_for(
+        &self,
+        tenant: &str,
+        (model, parts): (&str, &[u32]),
+        block_tokens: u32,
+    ) -> Result<Arc<Namespace>> {
         let parts = (0_u32..).zip(parts);
         let identity = Identity {
-            tenant: "default".into(),
+            tenant: tenant.into(),
             model: model.into(),
             weights: "1".into(),
             engine: "test".into(),

@@ -44,7 +44,8 @@ struct Bench {
 
 impl Bench {
     fn new(store: Arc<dyn BlockStore>) -> Self {
-        let (Ok(pool), Ok(fixture)) = (Pool::new(32 << 20), Fixture::new(1 << 20, Vec::new()))
+        let (Ok(pool), Ok(fixture)) =
+            (Pool::new(32 << 20, Arc::default()), Fixture::new(1 << 20, Vec::new()))
         else {
             panic!("no memory for the suite");
         };

@@ -15,7 +15,7 @@ use crate::{
     error::Result,
     map::Location,
     namespace::NamespaceId,
-    store::{Above, BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
+    store::{Above, Ailment, BlockStore, BoxFuture, Load, Outgoing, StoreUsage, Wanted},
     tier::Tier,
 };
 
@@ -102,6 +102,10 @@ impl BlockStore for Throttled {
 
     fn usage(&self) -> StoreUsage {
         self.inner.usage()
+    }
+
+    fn ailment(&self) -> Option<Ailment> {
+        self.inner.ailment()
     }
 
     fn close<'a>(&'a self) -> BoxFuture<'a, Result<()>> {

@@ -301,7 +301,8 @@ class SchedulerHalf:
         assert state.asked_at is not None and self._space is not None
         patience = settings.timeout if run.pending else settings.load_timeout
         now = time.monotonic()
-        if now - state.asked_at >= patience:
+        # Only the server that is asked brings its blocks nearer.
+        if now - state.asked_at >= patience or not (run.pending or run.local):
             return False
         if not run.pending and state.fetched is None:
             wanted = _packed(state.request.block_hashes[run.start : found.prefix_blocks])

@@ -31,6 +31,8 @@ pub(super) struct Carve {
     references: Box<[AtomicU32]>,
     /// For each slot: the map entry that the block belongs to, plus one; 0 for none.
     owners: Box<[AtomicU64]>,
+    /// For each slot: the number of the account that it counts in.
+    accounts: Box<[AtomicU32]>,
     /// Sum of the ages (last use) of the blocks in the map; wraps, differences are exact.
     ages: AtomicU64,
     home: Weak<dyn Home>,
@@ -44,6 +46,7 @@ impl Carve {
         Self {
             references: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             owners: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            accounts: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             ages: AtomicU64::new(0),
             extent,
             slot_bytes,
@@ -142,6 +145,22 @@ impl FreeSlot {
     /// Its length, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.carve.slot_bytes
+    }
+
+    /// Notes the account that it counts in until it is home again.
+    pub(crate) fn set_account(&self, number: u32) {
+        if let Some(account) = self.account_place() {
+            account.store(number, Ordering::Relaxed);
+        }
+    }
+
+    /// The account that it counted in last.
+    pub(crate) fn account(&self) -> u32 {
+        self.account_place().map_or(0, |account| account.load(Ordering::Relaxed))
+    }
+
+    fn account_place(&self) -> Option<&AtomicU32> {
+        self.carve.accounts.get(usize::try_from(self.slot).ok()?)
     }
 
     /// Looks at the carved extent without keeping it.

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    block::BlockKey, checksum::part_checksum, event::TierEvent, map::Checksums, store::Above,
-    testing::MemoryStore,
+    account::Quota, block::BlockKey, checksum::part_checksum, error::ErrorKind, event::TierEvent,
+    map::Checksums, store::Above, testing::MemoryStore,
 };
 
 const BLOCKS: u64 = 80;
@@ -84,13 +84,15 @@ struct World {
 }
 
 impl World {
-    fn new(index_blocks_max: u64) -> Self {
+    fn new(index_blocks_max: u64, quotas: [Quota; 2]) -> Self {
         // 32 blocks of the usual size: everything is under pressure all the time.
         let nvme = Arc::new(MemoryStore::new(Tier::Nvme));
         let cold = Arc::clone(&nvme) as Arc<dyn BlockStore>;
         let fixture = Fixture::with_index(2 * MIB, index_blocks_max, vec![cold]).unwrap();
         let namespace = fixture.namespace("m", &[32_768, 32_768]).unwrap();
-        let large = fixture.namespace("large", &[1 << 19]).unwrap();
+        let large = fixture.namespace_for("other", ("large", &[1 << 19]), 16).unwrap();
+        let [default, other] = quotas;
+        fixture.stack.set_quotas(&[("default", default), ("other", other)]).unwrap();
         let feed = fixture.stack.subscribe();
         let (open, held, told) = (Vec::new(), Vec::new(), BTreeSet::new());
         Self { fixture, namespace, large, nvme, open, held, feed, told }
@@ -158,7 +160,10 @@ impl World {
         match step {
             TierStep::Demote { number } => {
                 let hash = hash_of(number);
-                self.fixture.stack.demote(&self.namespace, hash, Tier::Nvme).await.unwrap();
+                let demoted = self.fixture.stack.demote(&self.namespace, hash, Tier::Nvme).await;
+                // It has on nvme what it may have.
+                let is_over = |error: &Error| matches!(error.kind(), ErrorKind::Exhausted { .. });
+                assert!(demoted.as_ref().err().is_none_or(is_over), "{demoted:?}");
             }
             TierStep::Clean { turns } => {
                 let stop = async {
@@ -267,6 +272,16 @@ impl World {
     }
 }
 
+/// No quota, a floor, or a most that both sizes fit into.
+fn quota() -> impl Strategy<Value = Quota> {
+    let none = Quota::default();
+    prop_oneof![
+        2 => Just(none),
+        1 => Just(Quota { dram_floor: MIB / 2, nvme_floor: MIB / 2, ..none }),
+        1 => Just(Quota { dram_max: MIB, nvme_max: MIB / 2, ..none }),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -275,10 +290,11 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
         // Enough for everything, and less than the blocks that there are.
         index_blocks_max in prop_oneof![Just(1 << 20), Just(72)],
+        quotas in [quota(), quota()],
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let mut world = World::new(index_blocks_max);
+            let mut world = World::new(index_blocks_max, quotas);
             for step in steps {
                 world.run(step).await;
                 audit(&world.fixture);
