@@ -171,8 +171,23 @@ EXPORT Result cuMemcpyDtoHAsync_v2(void *to, Address from, size_t bytes, void *s
   if (result == OK) result = queue(to, (void *)from, bytes, (uintptr_t)to, from, stream);
   END
 }
-EXPORT Result cuStreamCreate(void **stream, unsigned flags) { (void)flags; *stream = calloc(1, sizeof(struct Stream)); live++; return OK; }
-EXPORT Result cuStreamDestroy_v2(void *stream) { live--; free(stream); return OK; }
+/* Of a stream or an event, which threads make and destroy beside each other. */
+static void *create(size_t bytes) {
+  void *created = calloc(1, bytes);
+  pthread_mutex_lock(&lock);
+  live++;
+  pthread_mutex_unlock(&lock);
+  return created;
+}
+static Result destroy(void *created) {
+  pthread_mutex_lock(&lock);
+  live--;
+  pthread_mutex_unlock(&lock);
+  free(created);
+  return OK;
+}
+EXPORT Result cuStreamCreate(void **stream, unsigned flags) { (void)flags; *stream = create(sizeof(struct Stream)); return OK; }
+EXPORT Result cuStreamDestroy_v2(void *stream) { return destroy(stream); }
 EXPORT Result cuStreamWaitEvent(void *stream, void *event, unsigned flags) { (void)stream; (void)event; (void)flags; return OK; }
 EXPORT Result cuStreamSynchronize(void *at) {
   struct Stream *stream = at;
@@ -207,4 +222,4 @@ EXPORT Result cuEventQuery(void *at) {
   if (result == OK) run(event->stream, event->upto);
   END
 }
-EXPORT Result cuEventDestroy_v2(void *at) { live--; free(at); return OK; }
+EXPORT Result cuEventDestroy_v2(void *at) { return destroy(at); }
