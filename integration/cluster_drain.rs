@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     client::{Seen, batch, hashes, namespace, pattern},
-    harness::{SERVER_WAIT, Server, command, wait_until},
+    harness::{SERVER_WAIT, Server, cluster_home, command, wait_until},
 };
 
 pub(crate) const BLOCK_BYTES: u32 = 64 << 10;
@@ -32,7 +32,7 @@ struct Engine {
 
 impl Cluster {
     pub(crate) async fn start(count: usize) -> Self {
-        let home = tempfile::tempdir().unwrap();
+        let home = cluster_home();
         let sockets: Vec<_> = (0..count).map(|_| UdpSocket::bind("127.0.0.1:0").unwrap()).collect();
         let gossip: Vec<_> =
             sockets.iter().map(|socket| socket.local_addr().unwrap().to_string()).collect();

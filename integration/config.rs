@@ -220,7 +220,10 @@ fn the_chart_knows_the_servers_keys() {
     known.extend(
         ["auth.allow_anonymous", "auth.tenants_file", "auth.tokens_file"].map(str::to_owned),
     );
-    known.extend(["tls.cert_file", "tls.client_ca_file", "tls.key_file"].map(str::to_owned));
+    known.extend(
+        ["tls.cert_file", "tls.client_ca_file", "tls.key_file", "tls.peer_ca_file"]
+            .map(str::to_owned),
+    );
     known.sort();
     let keys: Vec<String> = Config::default().settings().into_iter().map(|(key, _)| key).collect();
     assert_eq!(known, keys);

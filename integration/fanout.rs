@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::Instant;
 
 use crate::{
-    harness::{SERVER_WAIT, Server, wait_until},
+    harness::{SERVER_WAIT, Server, cluster_home, wait_until},
     wire::{Wire, namespace, open},
 };
 
@@ -30,7 +30,7 @@ fn free_udp_port() -> u16 {
 impl Nodes {
     /// So many that know each other's filters.
     async fn start(count: usize) -> Self {
-        let home = tempfile::tempdir().unwrap();
+        let home = cluster_home();
         let ports: Vec<_> = (0..count).map(|_| free_udp_port()).collect();
         let seeds: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let (mut servers, mut wires) = (Vec::new(), Vec::new());

@@ -6,6 +6,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
@@ -118,7 +119,7 @@ impl Builder {
             self.at.unwrap_or_else(|| ["127.0.0.1:0", "127.0.0.1:0"].map(str::to_owned));
         let mut child = wrapped(limited(command_at(home), self.open_files), &self.wrapper)
             .args(["serve", "--print-addresses"])
-            .args(["--grpc-listen", &grpc, "--http-listen", &http])
+            .args(["--set", &format!("server.grpc_listen={grpc}"), "--http-listen", &http])
             .args(self.arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -272,6 +273,16 @@ impl Server {
             loud.filter(|line| !expected.iter().any(|text| line.contains(text))).collect();
         assert!(unlisted.is_empty(), "unlisted in the server's log:\n{}", unlisted.join("\n"));
     }
+}
+
+/// Where the nodes of one cluster keep the secret that they share.
+pub(crate) fn cluster_home() -> tempfile::TempDir {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("kvstrata/identity");
+    std::fs::create_dir(home.path().join("kvstrata")).unwrap();
+    std::fs::write(&path, "5e".repeat(32)).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    home
 }
 
 /// The built binary with an environment that holds no settings of whoever runs the tests.

@@ -18,7 +18,7 @@ use self::{
 };
 use crate::{
     client::{batch, hashes, namespace},
-    harness::{Builder, Server, wait_until},
+    harness::{Builder, Server, cluster_home, wait_until},
 };
 
 const NODES: u8 = 5;
@@ -49,8 +49,7 @@ impl Nodes {
         let net = Net::make(test, NODES)?;
         let advertised = (0..NODES).map(|node| format!("{}:9400", net.address(node))).collect();
         let running = (0..NODES).map(|_| None).collect();
-        let mut nodes = Self { net, home: tempfile::tempdir().unwrap(), running, advertised };
-        // The first makes the secret of all.
+        let mut nodes = Self { net, home: cluster_home(), running, advertised };
         for node in 0..count {
             nodes.start_one(node).await;
         }
@@ -204,7 +203,15 @@ async fn a_node_that_dies_takes_its_share_of_hits_and_a_prefix_held_elsewhere_st
     let lost = load.share_of("node-3");
     let then = Instant::now();
     nodes.kill(3);
-    assert_eq!(find_long(&asker).await.0, LONG_BLOCKS, "a prefix held elsewhere is unchanged");
+    // A node with more to do than it can says that not all was asked in time.
+    let unchanged = async || match find_long(&asker).await {
+        (LONG_BLOCKS, _) => true,
+        (prefix, partial) => {
+            assert!(partial, "a prefix held elsewhere is unchanged, but {prefix} blocks are left");
+            false
+        }
+    };
+    wait_until("a prefix held elsewhere is whole", Duration::from_secs(5), unchanged).await;
     until_recovered(&load, then).await;
     let least = 1.0 - lost - 0.10;
     let all = ratio(&load.since(then));

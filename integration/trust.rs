@@ -126,6 +126,16 @@ async fn metric(server: &Server, ca: Option<&Path>, series: &str) -> f64 {
     value.unwrap_or_else(|| panic!("no series {series} in\n{page}")).parse().unwrap()
 }
 
+/// `/metrics` of a server whose tenants have quotas.
+pub(crate) async fn page_with_quotas() -> String {
+    let files = Files::new();
+    files.write("tenants", "[a]\ndram_floor = \"1MiB\"\n");
+    let server = files.tokens().set("auth.tenants_file", &files.text("tenants")).start().await;
+    let (status, page) = page(&server, None, Some(OPERATOR), "/metrics").await;
+    assert_eq!(status, 200, "{page}");
+    page
+}
+
 /// Nothing that was logged has a token in it.
 fn assert_no_token(log: &str) {
     for token in [A, B, OPERATOR] {

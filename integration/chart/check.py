@@ -130,7 +130,8 @@ def expected_config(values: Values) -> Values:
             given.setdefault("capacity", f"{limit * 9 // 10 // 2**20}MiB")
     expected["server"]["admin_listen"] = "unix:/run/kvstrata-admin/admin.sock"
     enabled = values["cluster"]["enabled"]
-    if enabled is False or (enabled == "auto" and values["mode"] == "agent"):
+    is_cluster = enabled is True or (enabled == "auto" and values["mode"] != "agent")
+    if not is_cluster:
         expected["cluster"] = {k: v for k, v in expected["cluster"].items() if k == "name"}
     expected = {section: keys for section, keys in expected.items() if keys}
     if values["mode"] == "agent":
@@ -145,6 +146,8 @@ def expected_config(values: Values) -> Values:
         files = {"cert_file": "tls.crt", "key_file": "tls.key"}
         if tls["clientCertificates"]:
             files["client_ca_file"] = "ca.crt"
+        if tls["ca"] and is_cluster:
+            files["peer_ca_file"] = "ca.crt"
         expected["tls"] = {key: f"/etc/kvstrata/tls/{name}" for key, name in files.items()}
     return expected
 

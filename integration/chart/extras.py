@@ -56,6 +56,7 @@ def network_policy_lets_through(manifests: list[Manifest]) -> list[str]:
         spec, here = policy["spec"], ports(manifests)
         if spec["policyTypes"] != ["Ingress", "Egress"]:
             problems.append(f"types are {spec['policyTypes']}")
+
         def opens(rule: Manifest) -> set[tuple[int, str]]:
             return {(p["port"], p["protocol"]) for p in rule["ports"]}
 

@@ -161,7 +161,7 @@ BAD: dict[str, tuple[Values, str]] = {
     "wrong type": ({"replicas": "three"}, "replicas"),
     "no memory limit": ({"resources": {"limits": {"memory": None}}}, "memory"),
     "requests below limits": ({"resources": {"requests": {"memory": "1Gi"}}}, "requests.memory"),
-    "memory for nothing": ({"resources": memory("100Mi")}, "take 128Mi; raise"),
+    "memory for nothing": ({"resources": memory("100Mi")}, "take 132Mi; raise"),
     "memory below dram": (
         {"resources": memory("4Gi"), "config": {"dram": {"capacity": "4GiB"}}},
         "or lower config.dram.capacity",

@@ -54,7 +54,8 @@ async fn use_it(server: &Server, files: &Files) {
     let refused = client.stats().await.unwrap_err();
     assert_none(files, "a refusal", &format!("{refused} {refused:?}"));
     let untrusting = ClientOptions { token: Some(A.parse().unwrap()), ..ClientOptions::default() };
-    let failed = Client::connect(server.grpc(), untrusting).await.map(drop).unwrap_err();
+    let client = Client::connect(server.grpc(), untrusting).await.unwrap();
+    let failed = client.stats().await.unwrap_err();
     assert_none(files, "a failed connection", &format!("{failed:?}"));
 }
 

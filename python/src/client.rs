@@ -71,6 +71,7 @@ impl Client {
             transfer_deadline: or("transfer_timeout", transfer_timeout, default.transfer_deadline)?,
             token: token.map_err(|error| errors::raised(py, &error))?,
             tls: Some(tls).filter(|tls| *tls != TlsOptions::default()),
+            acting_for: None,
         };
         let core = Core::connect(py, Connection::connect(endpoint, options), name.to_owned())?;
         Ok(Self(Own::new(Arc::new(core))))

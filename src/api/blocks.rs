@@ -168,7 +168,7 @@ impl Node {
         let zone = convert::label("zone", request.zone)?;
         let client_version = convert::label("client_version", request.client_version)?;
         let spec = convert::namespace_spec(bearer.tenant(), request.kind)?;
-        let keep_tokens = request.keep_tokens;
+        let (keep_tokens, homing) = (request.keep_tokens, request.homing);
         let hash_schemes = schemes::checked(&request.hash_schemes, &spec, keep_tokens)?;
         let mut opened = self.namespaces.open(spec, Wishes { keep_tokens, hash_schemes })?;
         let namespace = opened.namespace;
@@ -193,7 +193,8 @@ impl Node {
                 warn!(namespace = id, instance, host, warning, "namespace needs attention");
             }
         }
-        let home = self.home_of(&instance, &host, &zone);
+        let home =
+            self.home_of(homing, &home::Engine { instance: &instance, node: &host, zone: &zone });
         let at = Instant::now();
         let opener = Opener { instance, host, zone, client_version, at };
         self.openers.note(namespace.index(), opener);
@@ -207,18 +208,23 @@ impl Node {
         })
     }
 
-    /// The home of an engine, if it says which one it is; it is counted if that is here.
-    fn home_of(&self, instance: &str, node: &str, zone: &str) -> Option<u32> {
-        if instance.is_empty() {
+    /// The home of an engine, if it asks for one and says which one it is; it is counted if that is here.
+    fn home_of(&self, homing: i32, engine: &home::Engine<'_>) -> Option<u32> {
+        let asked = match wire::Homing::try_from(homing) {
+            Ok(wire::Homing::Asked) => home::Asked::Member(Roster::OWN),
+            Ok(wire::Homing::Sent) => home::Asked::SentTo(Roster::OWN),
+            Ok(wire::Homing::Unspecified) | Err(_) => return None,
+        };
+        if engine.instance.is_empty() {
             return None;
         }
         let mut members = self.roster.now().list.clone();
         // It must not lose a home because it is counted there.
         for own in members.iter_mut().filter(|member| member.index == Roster::OWN) {
-            own.engines = self.openers.engines_besides(instance);
+            own.engines = self.openers.engines_besides(engine.instance);
         }
-        let home = home::home(&home::Engine { instance, node, zone }, &members);
-        self.openers.note_engine(instance, home == Some(Roster::OWN));
+        let home = home::home(engine, &members, asked);
+        self.openers.note_engine(engine.instance, home == Some(Roster::OWN));
         home
     }
 

@@ -10,7 +10,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use kvstrata_proto::v1;
+use kvstrata_proto::v1::{self, Homing};
 use kvstrata_tiers::error::Result;
 
 use super::{Client, namespace::Asked};
@@ -42,11 +42,15 @@ impl Client {
     /// Opens a namespace, at home if it is the first one.
     pub(super) async fn open_at_home(&self, asked: &Asked) -> Result<v1::OpenResponse> {
         let mut settled = self.settled().lock().await;
-        if *settled || self.options().instance.is_none() {
+        if self.options().instance.is_none() {
             drop(settled);
-            return self.open_at(&self.server(), asked).await;
+            return self.open_at(&self.server(), asked, Homing::Unspecified).await;
         }
-        let reply = self.open_at(&self.server(), asked).await?;
+        if *settled {
+            drop(settled);
+            return self.open_at(&self.server(), asked, Homing::Sent).await;
+        }
+        let reply = self.open_at(&self.server(), asked, Homing::Asked).await?;
         let reply = self.go_home(reply, asked).await;
         *settled = true;
         Ok(reply)
@@ -85,7 +89,7 @@ impl Client {
     async fn move_to(&self, home: &Member, asked: &Asked) -> Result<v1::OpenResponse> {
         let server = self.neighbour(&home.endpoint, self.options().connect_deadline).await?;
         let server = Arc::new(server);
-        let reply = self.open_at(&server, asked).await?;
+        let reply = self.open_at(&server, asked, Homing::Sent).await?;
         self.go_to(server);
         Ok(reply)
     }

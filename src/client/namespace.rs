@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvstrata_proto::v1::{self, open_request::Kind};
+use kvstrata_proto::v1::{self, Homing, open_request::Kind};
 use kvstrata_tiers::{
     block::HASH_BYTES_MAX,
     error::{Error, ErrorKind, Result},
@@ -114,7 +114,12 @@ impl Client {
     }
 
     /// Opens a namespace at one server and keeps what that says of its members.
-    pub(super) async fn open_at(&self, server: &Server, asked: &Asked) -> Result<v1::OpenResponse> {
+    pub(super) async fn open_at(
+        &self,
+        server: &Server,
+        asked: &Asked,
+        homing: Homing,
+    ) -> Result<v1::OpenResponse> {
         let ClientOptions { name, instance, node, zone, call_deadline, .. } = self.options();
         let Asked { kind, wishes, .. } = asked;
         let request = v1::OpenRequest {
@@ -125,6 +130,7 @@ impl Client {
             node: node.clone().unwrap_or_else(this_machine),
             zone: zone.clone(),
             client_version: concat!("kvstrata ", env!("CARGO_PKG_VERSION")).to_owned(),
+            homing: homing.into(),
         };
         let mut wire = server.wire();
         let call = wire.open(self.request(request));
@@ -163,7 +169,10 @@ impl Handle {
 
     /// Opens the namespace again at the server that the client is at, for what that says of it and of others.
     pub(super) async fn open_again(&self) -> Result<()> {
-        let reply = self.client.open_at(&self.client.server(), &self.opened.asked).await?;
+        let reply = self
+            .client
+            .open_at(&self.client.server(), &self.opened.asked, Homing::Unspecified)
+            .await?;
         if id_of(&reply)? == self.opened.id {
             return Ok(());
         }

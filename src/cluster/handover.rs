@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout_at};
 use tracing::{debug, info};
 
 use super::{
-    home::{Engine, home},
+    home::{Asked, Engine, home},
     push::{Door, Place, Pushed, Words},
 };
 use crate::{
@@ -117,7 +117,7 @@ fn share_out(
 fn home_of(words: &Words, namespace: &Namespace, members: &[Member]) -> Option<u32> {
     let id = namespace.id().to_string();
     let instance = if words.instance.is_empty() { &id } else { &words.instance };
-    home(&Engine { instance, node: &words.host, zone: &words.zone }, members)
+    home(&Engine { instance, node: &words.host, zone: &words.zone }, members, Asked::Nobody)
 }
 
 /// Cuts chains into what goes together, in their order; short ones of one namespace are joined.

@@ -9,8 +9,10 @@
 //! up) gets no more; the next of its class is taken, then the next class. Hashing alone would give one of ten
 //! members twice the mean, and a host full of engines would all be one member's.
 //!
-//! Pure: it asks nobody. Members count the engines whose home they are; those of a list should not include the
-//! engine in question, or it may lose the home that it fills itself.
+//! Pure: it asks nobody. Members count the engines whose home they are. What a member knows of others may include
+//! the engine in question, so it takes one that is just at its bound for one with room: that one knows better, and
+//! sends on whom it does not know. Whoever was sent is at home where there is room, or the two would send it back
+//! and forth.
 
 use std::cmp::Reverse;
 
@@ -43,17 +45,38 @@ enum Distance {
     Far,
 }
 
+/// Who says which member is an engine's home.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    /// Somebody whose counts are all without the engine.
+    Nobody,
+    /// This member, whose own count is without the engine; those of others may be with it.
+    Member(u32),
+    /// The same, to which another one has sent the engine.
+    SentTo(u32),
+}
+
 /// The index ([`Member::index`]) of the engine's home; `None` only if every member is draining. The order of the
 /// list does not count.
 #[must_use]
-pub fn home(engine: &Engine<'_>, members: &[Member]) -> Option<u32> {
+pub fn home(engine: &Engine<'_>, members: &[Member], asked: Asked) -> Option<u32> {
     let candidates = || members.iter().filter(|member| !member.draining);
     let count = candidates().count();
     let engines = candidates().map(|member| u64::from(member.engines)).sum();
     // Somebody has room: if all were at the bound, they had more than all engines together.
     let bound = engines_max(engines, count);
-    let with_room = candidates().filter(|member| u64::from(member.engines) < bound);
-    let nearest = with_room.min_by_key(|member| {
+    let has_room = |member: &Member| {
+        let may_be_here =
+            matches!(asked, Asked::Member(own) | Asked::SentTo(own) if own != member.index);
+        u64::from(member.engines) < bound + u64::from(may_be_here)
+    };
+    let with_room = || candidates().filter(|member| has_room(member));
+    if let Asked::SentTo(own) = asked
+        && with_room().any(|member| member.index == own)
+    {
+        return Some(own);
+    }
+    let nearest = with_room().min_by_key(|member| {
         let weight = Reverse(weight(engine.instance, &member.name));
         (engine.distance(member), weight, &member.name)
     });
@@ -117,7 +140,7 @@ mod tests {
     fn settle(instances: &[String], members: &mut [Member]) -> BTreeMap<String, String> {
         let mut homes = BTreeMap::new();
         for instance in instances {
-            let at = home(&named(instance), members).unwrap();
+            let at = home(&named(instance), members, Asked::Nobody).unwrap();
             let member = members.iter_mut().find(|member| member.index == at).unwrap();
             member.engines += 1;
             homes.insert(instance.clone(), member.name.clone());
@@ -132,7 +155,7 @@ mod tests {
         }
         let three = members(3);
         let homes = ["a", "b", "c", "d", "vllm-0:8000", "10.1.2.3:8000"];
-        let homes = homes.map(|instance| home(&named(instance), &three).unwrap());
+        let homes = homes.map(|instance| home(&named(instance), &three, Asked::Nobody).unwrap());
         assert_eq!(homes, GOLDEN_HOMES);
     }
 
@@ -150,7 +173,10 @@ mod tests {
             let (few, many) = (members(count), members(count + 1));
             let mut moved = 0;
             for instance in &instances {
-                let (before, after) = (home(&named(instance), &few), home(&named(instance), &many));
+                let (before, after) = (
+                    home(&named(instance), &few, Asked::Nobody),
+                    home(&named(instance), &many, Asked::Nobody),
+                );
                 moved += u32::from(before != after);
                 assert!(
                     before == after || after == Some(count),
@@ -196,7 +222,7 @@ mod tests {
         let engine = Engine { instance: "x", node: "host-4", zone: "zone-1" };
         let mut homes = Vec::new();
         for _ in 0..12 {
-            let at = home(&engine, &members).unwrap();
+            let at = home(&engine, &members, Asked::Nobody).unwrap();
             members[at as usize].engines += 1;
             homes.push(at);
         }
@@ -208,29 +234,67 @@ mod tests {
         let unknown = Engine { node: "", zone: "", ..engine };
         let mut nameless = self::members(6);
         nameless.iter_mut().for_each(|member| (member.host, member.zone) = Default::default());
-        let by_hash = home(&elsewhere, &self::members(6));
+        let by_hash = home(&elsewhere, &self::members(6), Asked::Nobody);
         assert_eq!(
-            (home(&unknown, &nameless), home(&unknown, &self::members(6))),
+            (
+                home(&unknown, &nameless, Asked::Nobody),
+                home(&unknown, &self::members(6), Asked::Nobody)
+            ),
             (by_hash, by_hash)
         );
+    }
+
+    #[test]
+    fn an_engine_keeps_the_home_that_it_fills_itself_and_nobody_is_sent_back_and_forth() {
+        for number in 0..300 {
+            let mut members = members(3);
+            // Two others are at work already, anywhere.
+            members[number % 3].engines += 1;
+            members[number / 3 % 3].engines += 1;
+            let instance = format!("vllm-{number}:8000");
+            let mut counted: Option<u32> = None;
+            let settled: Vec<u32> = (0..3)
+                .map(|at| {
+                    let (mut asked, mut moves) = (Asked::Member(at), 0);
+                    loop {
+                        let (Asked::Member(own) | Asked::SentTo(own)) = asked else {
+                            unreachable!()
+                        };
+                        // What it knows of itself is without the engine, what it knows of others with it.
+                        let mut known = members.clone();
+                        if let Some(at) = counted.filter(|at| *at != own) {
+                            known[at as usize].engines += 1;
+                        }
+                        let next = home(&named(&instance), &known, asked).unwrap();
+                        if next == own {
+                            counted = Some(own);
+                            return own;
+                        }
+                        (asked, moves) = (Asked::SentTo(next), moves + 1);
+                        assert!(moves <= 2, "{instance} is sent from one to another");
+                    }
+                })
+                .collect();
+            assert!(settled.iter().all(|home| *home == settled[0]), "{instance}: {settled:?}");
+        }
     }
 
     #[test]
     fn who_drains_is_no_home_and_the_order_of_the_list_does_not_count() {
         let mut members = members(5);
         let engine = Engine { instance: "x", node: "host-2", zone: "" };
-        assert_eq!(home(&engine, &members), Some(2));
+        assert_eq!(home(&engine, &members, Asked::Nobody), Some(2));
         members[2].draining = true;
         // What it has left does not count for the others' share.
         members[2].engines = 1_000;
-        let other = home(&engine, &members).unwrap();
+        let other = home(&engine, &members, Asked::Nobody).unwrap();
         assert_ne!(other, 2);
         members.reverse();
-        assert_eq!(home(&engine, &members), Some(other));
+        assert_eq!(home(&engine, &members, Asked::Nobody), Some(other));
         members.iter_mut().for_each(|member| member.draining = true);
-        assert_eq!(home(&engine, &members), None);
-        assert_eq!(home(&engine, &[]), None);
+        assert_eq!(home(&engine, &members, Asked::Nobody), None);
+        assert_eq!(home(&engine, &[], Asked::Nobody), None);
         members[0] = Member { draining: false, engines: u32::MAX, ..members[0].clone() };
-        assert_eq!(home(&engine, &members), Some(members[0].index));
+        assert_eq!(home(&engine, &members, Asked::Nobody), Some(members[0].index));
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Maybe, PathText, Problem, Server};
+use super::{Auto, Maybe, PathText, Problem, Server};
 
 /// Who may come in.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -33,6 +33,17 @@ pub struct Tls {
     /// PEM file with the CA of clients: those of gRPC, bulk and RESP must show a certificate of it.
     /// Default `none`: they show none.
     pub client_ca_file: Maybe<PathText>,
+    /// PEM file with the CA of the other nodes of the cluster, by which this node trusts them when it calls them.
+    /// Default `auto`: `client_ca_file`, or the CAs that the machine trusts.
+    pub peer_ca_file: Auto<PathText>,
+}
+
+impl Tls {
+    /// The CA of the other nodes, if it is not one that the machine trusts.
+    #[must_use]
+    pub fn peer_ca(&self) -> Option<&PathText> {
+        self.peer_ca_file.given().or(self.client_ca_file.given())
+    }
 }
 
 impl Auth {
@@ -92,6 +103,9 @@ impl Tls {
             (false, true) => missing("tls.cert_file", "tls.key_file"),
             (false, false) if given(&self.client_ca_file) => {
                 missing("tls.cert_file", "tls.client_ca_file");
+            }
+            (false, false) if self.peer_ca_file.given().is_some() => {
+                missing("tls.cert_file", "tls.peer_ca_file");
             }
             (true, true) | (false, false) => {}
         }

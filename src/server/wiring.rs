@@ -181,11 +181,11 @@ pub(super) fn arena(config: &Config, node: &Node) -> Result<Option<Arena>, Serve
 pub(super) fn access(config: &Config, gossip: Option<&Gossip>) -> ClientOptions {
     let token = gossip.map(|gossip| gossip.keys.token.clone());
     let path = |file: &Maybe<PathText>| file.given().map(|file| file.0.clone());
-    let Tls { cert_file, key_file, client_ca_file } = &config.tls;
+    let Tls { cert_file, key_file, client_ca_file, .. } = &config.tls;
     // Members speak TLS as this node does; where clients show certificates, a node shows its own.
     let tls = path(cert_file).map(|cert| {
-        let ca_file = path(client_ca_file);
-        let client = ca_file.as_ref().and_then(|_| Some((cert, path(key_file)?)));
+        let ca_file = config.tls.peer_ca().map(|file| file.0.clone());
+        let client = client_ca_file.given().and_then(|_| Some((cert, path(key_file)?)));
         TlsOptions { ca_file, client, server_name: None }
     });
     ClientOptions { name: node_name(config), token, tls, ..ClientOptions::default() }

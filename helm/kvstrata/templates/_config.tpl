@@ -34,6 +34,9 @@ JSON writes whole numbers whole, and a JSON scalar or list of scalars is TOML as
 {{- if .Values.tls.clientCertificates }}
 {{- $_ := set $tls "client_ca_file" "/etc/kvstrata/tls/ca.crt" }}
 {{- end }}
+{{- if and .Values.tls.ca (include "kvstrata.isCluster" .) }}
+{{- $_ := set $tls "peer_ca_file" "/etc/kvstrata/tls/ca.crt" }}
+{{- end }}
 {{- $_ := set $config "tls" $tls }}
 {{- end }}
 {{- range $section, $keys := $config }}

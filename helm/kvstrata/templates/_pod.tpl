@@ -194,7 +194,7 @@ capabilities:
           items:
             - { key: tls.crt, path: tls/tls.crt }
             - { key: tls.key, path: tls/tls.key }
-            {{- if .Values.tls.clientCertificates }}
+            {{- if and .Values.tls.ca (or .Values.tls.clientCertificates (include "kvstrata.isCluster" .)) }}
             - { key: {{ .Values.tls.ca | quote }}, path: tls/ca.crt }
             {{- end }}
       {{- end }}

@@ -26,7 +26,7 @@ pub use self::outcome::{Outcome, Spread};
 use self::{node::Node, outcome::Lookup};
 use crate::{
     cluster::{
-        home::{Engine, home},
+        home::{Asked, Engine, home},
         plan::{Found, Prefix, Question, Sighting, precedence, survey},
     },
     limits::FANOUT_ROUNDS_MAX,
@@ -150,7 +150,7 @@ impl<'a> Fleet<'a> {
             let zone = self.zone_of(engine);
             let engine = Engine { instance: &instance, node: "", zone: &zone };
             let at = before.copied().or_else(|| {
-                let at = home(&engine, &members)? as usize;
+                let at = home(&engine, &members, Asked::Nobody)? as usize;
                 members.get_mut(at)?.engines += 1;
                 Some(at)
             });

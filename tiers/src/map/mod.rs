@@ -85,10 +85,14 @@ impl Map {
         }
     }
 
-    /// Reserves `count` ages; the first one is returned.
+    /// Reserves `count` ages; the first one is returned. One more stays unused: the ages of two lists never stand
+    /// beside each other, so that lists can be told apart by them.
     pub(crate) fn ages(&self, count: usize) -> u64 {
         // Relaxed: ages order uses, nothing is published by them.
-        self.clock.fetch_add(u64::try_from(count).unwrap_or(u64::MAX), Ordering::Relaxed)
+        self.clock.fetch_add(
+            u64::try_from(count).unwrap_or(u64::MAX).saturating_add(1),
+            Ordering::Relaxed,
+        )
     }
 
     /// The age that comes next.
