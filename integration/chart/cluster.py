@@ -19,7 +19,8 @@ from manifests import (
 from policy import Rule
 
 ADMIN = "admin"
-# What a server takes at most to close its disk once it has drained, and to end: src/server.rs, cli/serve.rs.
+# What a server takes at most to close its disk once it has drained, and to end: src/server.rs,
+# cli/serve.rs.
 END_SECONDS = 6 + 5
 
 

@@ -3,8 +3,8 @@
 The containers run as confine.py says: the manifest's user, no capability, a read-only root, no
 io_uring. For several sets of values the node must become ready as its probes ask, pass `helm test`,
 show its metrics to whoever has the token only, drain by its hook, stop within its grace period, and
-have what was put after a restart. What must not pass, another token, other bytes, is tried, too. The memory that the
-chart demands is compared with what the server demands.
+have what was put after a restart. What must not pass, another token, other bytes, is tried, too.
+The memory that the chart demands is compared with what the server demands.
 
 Usage: process.py [BINARY]. Needs root and namespaces, and says so where it cannot run.
 """
@@ -127,8 +127,8 @@ class Node:
         return dict(re.findall(r"^(\w+):\s*(.*)$", text, re.MULTILINE))
 
     def stop(self) -> int | None:
-        """Ends it by its hook and SIGTERM, as a kubelet does; its exit code, or None if it outlasted
-        its grace period."""
+        """Ends it by its hook and SIGTERM, as a kubelet does; its exit code, or None if it has
+        outlasted its grace period."""
         started, grace = time.monotonic(), self.pod.spec["terminationGracePeriodSeconds"]
         hook = self.container["lifecycle"]["preStop"]["exec"]["command"]
         code, said = self.pod.run(self.container | {"args": hook[1:]}, grace)
