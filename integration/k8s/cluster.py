@@ -7,21 +7,22 @@ that is not as it should be. run.sh starts the cluster and calls this.
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import helm_python
+import yaml
 
-RELEASE, NAMESPACE, NAME, REPLICAS = "kv", "cache", "kv-kvstrata", 3
-READY_SECONDS = 180.0
+from kube import NAME, NODES, RELEASE, REPLICAS, Cluster, Failed, endpoint, expect, say, until
+from load import ENGINES, Engines, Values, fill
+
 VALUES: dict[str, Any] = {
     "replicas": REPLICAS,
     "image": {"repository": "docker.io/library/kvstrata", "pullPolicy": "Never"},
@@ -54,209 +55,309 @@ spec:
       nodeSelectorTerms:
         - matchExpressions: [{{ key: kubernetes.io/hostname, operator: In, values: [node-1] }}]
 """
+# The pod that is deleted.
+GONE = NODES[1]
+# What a node says from the hook to its end, in this order.
+LEAVES = (
+    "an operator has the node leave",
+    "drain started",
+    "handing over what is hottest",
+    "handed over",
+    "drained",
+    "SIGTERM received",
+    "stopped",
+)
+LEFT_IN_CHART = "statefulset,service,poddisruptionbudget,serviceaccount,configmap,pod"
 
 
-class Failed(Exception):
-    """Something is not as it should be."""
+def version(chart: Path) -> str:
+    """A chart's version."""
+    return yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))["version"]
 
 
-class Cluster:
-    """The cluster, by kubectl and Helm."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.helm = helm_python.Config(kubeconfig_path=options.kubeconfig, namespace=NAMESPACE)
-
-    def kubectl(self, *arguments: str, given: str | None = None) -> str:
-        """Runs kubectl in the namespace."""
-        command = ["kubectl", "--kubeconfig", self.options.kubeconfig, "-n", NAMESPACE, *arguments]
-        done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Failed(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
-        return done.stdout
-
-    def pods(self) -> dict[str, dict[str, Any]]:
-        """The nodes' pods by name."""
-        labels = f"app.kubernetes.io/name=kvstrata,app.kubernetes.io/instance={RELEASE}"
-        found = json.loads(self.kubectl("get", "pods", "-l", labels, "-o", "json"))["items"]
-        return {pod["metadata"]["name"]: pod for pod in found}
-
-    def until_ready(self, count: int = REPLICAS) -> None:
-        """Waits until so many pods are ready, and no other is there."""
-
-        def ready() -> bool:
-            pods = self.pods().values()
-            conditions = [c for p in pods for c in p["status"].get("conditions", [])]
-            up = [c for c in conditions if c["type"] == "Ready" and c["status"] == "True"]
-            leaving = [p for p in pods if "deletionTimestamp" in p["metadata"]]
-            return len(pods) == len(up) == count and not leaving
-
-        until(ready, f"{count} pods ready")
-
-    def token(self) -> str:
-        """The token that the chart has made."""
-        secret = json.loads(self.kubectl("get", "secret", f"{NAME}-tokens", "-o", "json"))
-        return base64.b64decode(secret["data"]["token"]).decode()
-
-    def kvstrata(self, pod: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Runs a command of the binary against a pod's address."""
-        address = self.pods()[pod]["status"].get("podIP", "127.0.0.1")
-        variables = {"KVSTRATA_ENDPOINT": f"{address}:9400", "KVSTRATA_TOKEN": self.token()}
-        command = [self.options.binary, *arguments]
-        return subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=30, check=False
-        )
+def value_of(pod: str) -> str:
+    """What is put on one node at the beginning."""
+    return f"put on {pod} before everything else\n" * 100
 
 
-class Load(threading.Thread):
-    """Puts and gets on nodes, one after another, until it is stopped."""
-
-    def __init__(self, cluster: Cluster, nodes: list[str]) -> None:
-        super().__init__()
-        self.cluster, self.nodes = cluster, nodes
-        self.stopped = threading.Event()
-        self.done, self.failures = 0, list[str]()
-
-    def run(self) -> None:
-        """The load."""
-        with tempfile.NamedTemporaryFile() as value:
-            value.write(b"x" * 1_000_000)
-            value.flush()
-            while not self.stopped.is_set():
-                for node in self.nodes:
-                    key = f"load-{self.done}"
-                    steps = (("put", key, value.name), ("get", key, "--output", "/dev/null"))
-                    for step in steps:
-                        done = self.cluster.kvstrata(node, *step)
-                        if done.returncode:
-                            self.failures.append(f"{node}: {step[0]}: {done.stderr.strip()}")
-                    self.done += 1
-
-    def end(self) -> str:
-        """Stops it; what it has done."""
-        self.stopped.set()
-        self.join()
-        return f"{self.done} values put and got on {', '.join(self.nodes)}"
+def has_kept(cluster: Cluster, when: str) -> None:
+    """Every node still has the value that was put on it."""
+    for pod in NODES:
+        found = cluster.lookup(f"value-{pod}", pod)
+        own = (found["holder"], found["locality"]) == (pod, "local")
+        same = cluster.get(f"value-{pod}", pod) == value_of(pod)
+        expect(own and same, f"{when} {pod} has its value, on {found['place']}, byte by byte")
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Waits for something."""
-    deadline = time.monotonic() + READY_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise Failed(f"waited {READY_SECONDS:.0f} s for: {what}")
-        time.sleep(0.5)
+def nobody_was_killed(cluster: Cluster) -> None:
+    """No container had to be started again, no probe of liveness and no hook has failed."""
+    statuses = [s for pod in cluster.pods().values() for s in pod["status"]["containerStatuses"]]
+    restarts = sum(status["restartCount"] for status in statuses)
+    hooks = cluster.events("FailedPreStopHook")
+    expect(restarts == 0 and not hooks, "no container was restarted, no hook failed", hooks)
 
 
-def expect(holds: bool, fact: str) -> None:
-    """Ends it all if a fact does not hold."""
-    print(f"    {fact}: {'yes' if holds else 'NO'}", flush=True)
-    if not holds:
-        raise Failed(fact)
-
-
-def install(cluster: Cluster) -> None:
-    """The chart of the older commit, three pods ready."""
-    cluster.helm.install(cluster.options.previous, RELEASE, VALUES, create_namespace=True)
+def install(cluster: Cluster, charts: argparse.Namespace) -> None:
+    """The chart of an older commit."""
+    cluster.helm.install(charts.previous, RELEASE, VALUES, create_namespace=True)
     cluster.until_ready()
-    uids = {p["spec"]["securityContext"]["runAsUser"] for p in cluster.pods().values()}
-    expect(uids == {65532}, "three pods are ready, as user 65532")
+    users = {p["spec"]["securityContext"]["runAsUser"] for p in cluster.pods().values()}
+    expect(users == {65532}, f"{REPLICAS} pods of chart {version(charts.previous)} are ready")
+    alone = all(cluster.members(pod) == [pod] for pod in NODES)
+    expect(alone, "each is a cache of its own, as in that chart")
+    cluster.start_client()
+    for pod in NODES:
+        cluster.put(f"value-{pod}", value_of(pod), pod)
+    has_kept(cluster, "at the start")
 
 
-def upgrade(cluster: Cluster) -> None:
-    """To this chart, with what was put kept."""
-    for pod in cluster.pods():
-        done = cluster.kvstrata(pod, "put", "before", "/etc/hostname")
-        expect(done.returncode == 0, f"a value is put on {pod} before the upgrade")
-    changed = VALUES | {"config": {**VALUES["config"], "log": {"level": "debug"}}}
-    cluster.helm.upgrade(cluster.options.chart, RELEASE, changed)
-    wait_for_rollout(cluster)
-    kept(cluster, "after the upgrade")
+def upgrade(cluster: Cluster, charts: argparse.Namespace) -> None:
+    """To this chart, pod by pod, on the same claims."""
+    cluster.helm.upgrade(charts.chart, RELEASE, VALUES)
+    cluster.until_rolled_out()
+    deployed = cluster.helm.status(RELEASE)
+    say(f"revision {deployed['revision']} of the release is {deployed['status']}")
+    for pod in cluster.pods().values():
+        hook = pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        if hook[1:] != ["drain", "--wait"]:
+            raise Failed(f"the hook is {hook}")
+    expect(True, f"{REPLICAS} pods of chart {version(charts.chart)} are ready, with its hook")
+    has_kept(cluster, "after the upgrade")
+    nobody_was_killed(cluster)
 
 
-def wait_for_rollout(cluster: Cluster) -> None:
-    """Until every pod is of the newest revision."""
-    timeout = f"--timeout={READY_SECONDS:.0f}s"
-    cluster.kubectl("rollout", "status", f"statefulset/{NAME}", timeout)
-    cluster.until_ready()
+def one_cluster(cluster: Cluster, _charts: argparse.Namespace) -> None:
+    """The pods are members of one cluster."""
+    until(lambda: all(cluster.members(pod) == NODES for pod in NODES), "all list one another")
+    for pod in NODES:
+        expect(cluster.members(pod) == NODES, f"{pod} lists {', '.join(cluster.members(pod))}")
+    for pod in NODES[1:]:
+        key = f"value-{NODES[0]}"
+        until(lambda pod=pod, key=key: cluster.lookup(key, pod)["holder"] is not None, "filters")
+        found = cluster.lookup(key, pod)
+        remote = (found["holder"], found["locality"]) == (NODES[0], "remote")
+        same = cluster.get(key, pod) == value_of(NODES[0])
+        expect(remote and same, f"what {NODES[0]} has is found and read by way of {pod}")
+    doctor = cluster.client("doctor", "--endpoint", endpoint(*NODES))
+    for line in doctor.stdout.splitlines():
+        say(f"| {line}")
+    expect(doctor.returncode == 0, "kvstrata doctor finds no problem")
 
 
-def kept(cluster: Cluster, when: str) -> None:
-    """Every node still has the value of before."""
-    for pod in cluster.pods():
-        done = cluster.kvstrata(pod, "get", "before")
-        same = done.stdout == Path("/etc/hostname").read_text(encoding="utf-8")
-        expect(done.returncode == 0 and same, f"{pod} has it {when}")
-
-
-def helm_test(cluster: Cluster) -> None:
-    """The chart's own test."""
-    cluster.helm.test(RELEASE)
-    pod = json.loads(cluster.kubectl("get", "pod", f"{NAME}-test", "-o", "json"))
+def helm_test(cluster: Cluster, _charts: argparse.Namespace) -> None:
+    """The chart's own test: put, get and compare on each node."""
+    cluster.helm.test(RELEASE, timeout=120)
+    pod = cluster.found("pod", f"{NAME}-test")
+    names = [c["name"] for c in pod["spec"]["initContainers"] + pod["spec"]["containers"]]
+    for name in names:
+        said = cluster.kubectl("logs", f"{NAME}-test", "-c", name).strip()
+        say(f"{name}: {said or 'ended with 0'}")
     expect(pod["status"]["phase"] == "Succeeded", "the pod of helm test has succeeded")
-    for container in [c["name"] for c in pod["spec"]["containers"]]:
-        print(f"    {cluster.kubectl('logs', f'{NAME}-test', '-c', container).strip()}")
+    expect(len(names) == 3 * REPLICAS, "it has tried all nodes")
 
 
-def delete_under_load(cluster: Cluster) -> None:
-    """One pod deleted while the others work."""
-    load = Load(cluster, [f"{NAME}-0", f"{NAME}-2"])
-    load.start()
-    time.sleep(2)
-    before = cluster.pods()[f"{NAME}-1"]["metadata"]["uid"]
-    started = time.monotonic()
-    cluster.kubectl("delete", "pod", f"{NAME}-1", "--wait=true")
-    print(f"    drained and gone after {time.monotonic() - started:.1f} s")
-    cluster.until_ready()
-    print(f"    three ready again after {time.monotonic() - started:.1f} s")
-    print(f"    {load.end()}")
-    expect(cluster.pods()[f"{NAME}-1"]["metadata"]["uid"] != before, "it is another pod")
-    expect(load.done > 0 and not load.failures, f"no failure on the others {load.failures[:3]}")
-    kept(cluster, "after the deletion")
+def left_well(log: Path, grace: int) -> None:
+    """The log of a pod that is gone: the hook had it drain, in time."""
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line]
+    said = {line["message"]: line for line in lines if line["message"] in LEAVES}
+    for message in LEAVES:
+        if message not in said:
+            raise Failed(f"{GONE} has not said: {message}")
+    times = [said[message]["timestamp"] for message in LEAVES]
+    expect(times == sorted(times), f"{GONE} said in this order: {'; '.join(LEAVES)}")
+    handed = said["handed over"]
+    say(
+        f"handed over: {handed['blocks']} blocks, {handed['present']} more were there already, "
+        f"{handed['refused']} refused; drained after {said['drained']['took_ms']} ms"
+    )
+    seconds = moment(said["stopped"]) - moment(said[LEAVES[0]])
+    in_time = said["stopped"]["tasks_late"] == 0 and seconds < grace
+    expect(in_time, f"from the hook to the end {seconds:.2f} s, of a grace period of {grace} s")
 
 
-def rollback(cluster: Cluster) -> None:
+def moment(line: dict[str, Any]) -> float:
+    """When a line was logged, in seconds of its day."""
+    hours, minutes, seconds = line["timestamp"].rstrip("Z").partition("T")[2].split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + float(seconds)
+
+
+def recovered(cluster: Cluster, pod: str) -> int:
+    """How many blocks a node has found on its disk at its start."""
+    lines = map(json.loads, cluster.kubectl("logs", pod).splitlines())
+    return next(line["blocks"] for line in lines if line["message"] == "nvme tier recovered")
+
+
+def delete_under_load(cluster: Cluster, _charts: argparse.Namespace) -> None:
+    """One pod deleted while engines and a client of values work on all of them."""
+    first = fill(cluster)
+    say(f"{ENGINES} engines fill the nodes: {first}")
+    expect(not first.wrong(), "nothing is wrong with that", first.wrong())
+    engines, values = Engines(cluster), Values(cluster, [GONE, NODES[0], NODES[2]])
+    engines.start()
+    values.start()
+    try:
+        until(lambda: len(engines.since(0)) >= 1, "a pass of the engines")
+        homes = {m["name"]: m["engines"] for m in cluster.state(NODES[0])["members"]}
+        expect(homes[GONE] > 0, f"{GONE} is the home of {homes[GONE]} engines")
+        old, stored = cluster.pods()[GONE], cluster.tiers(GONE)["nvme"]["blocks"]
+        with tempfile.NamedTemporaryFile() as log:
+            follow = cluster.command("logs", "--follow", GONE)
+            with subprocess.Popen(follow, stdout=log, stderr=subprocess.DEVNULL) as following:
+                started = time.monotonic()
+                cluster.kubectl("delete", "pod", GONE, "--wait=true")
+                say(f"{GONE} is gone {time.monotonic() - started:.1f} s after kubectl delete")
+                following.wait(timeout=30)
+            left_well(Path(log.name), old["spec"]["terminationGracePeriodSeconds"])
+        cluster.until_ready()
+        ready = time.monotonic()
+        say(f"{REPLICAS} ready again {ready - started:.1f} s after kubectl delete")
+        new = cluster.pods()[GONE]
+        expect(new["metadata"]["uid"] != old["metadata"]["uid"], "it is another pod")
+        warm = recovered(cluster, GONE)
+        expect(warm >= stored > 0, f"it has {warm} blocks on nvme; before it had {stored}")
+        until(lambda: cluster.members(NODES[0]) == NODES, "it is a member again")
+        until(lambda: len(engines.since(ready)) >= 2, "two passes of the engines")
+    finally:
+        engines.end()
+        values.end()
+    has_kept(cluster, "after the deletion")
+    judge(engines, values, started, ready)
+    homes = {m["name"]: m["engines"] for m in cluster.state(NODES[0])["members"]}
+    expect(homes[GONE] > 0, f"{GONE} is the home of {homes[GONE]} engines again")
+    nobody_was_killed(cluster)
+
+
+def judge(engines: Engines, values: Values, started: float, ready: float) -> None:
+    """What the load has seen."""
+    for one in engines.passes:
+        say(f"{one.started - started:+6.1f} s  {one}")
+    wrong = [text for one in engines.passes for text in one.wrong()]
+    expect(not wrong, "no wrong byte, no broken lease, all counts add up", wrong)
+    stops = [one.stopped for one in engines.passes if one.stopped]
+    leaving = all("draining" in stop for stop in stops)
+    expect(leaving, f"passes that stopped, each because a home in it left: {len(stops)}", stops)
+    back = engines.since(ready)[-1].report
+    expect(back["hit_ratio"] > 0.99, f"hits are back: {back['hit_ratio']:.2%} of blocks asked")
+    count = len(values.values)
+    fact = f"{count} values put and got by way of all three, no other bytes, no error"
+    expect(count > 0 and not values.failures, fact, values.failures[:3])
+    there = all(values.found(key) for key in values.values)
+    fact = f"{values.missed} of them were a miss at first, all are there now"
+    expect(there and not values.failures, fact, values.failures[:3])
+
+
+def mend_hook(cluster: Cluster) -> None:
+    """Takes away what Kubernetes 1.20 leaves of the hook, which the older chart has not.
+
+    Its server-side apply, by which Helm 4 works, keeps a structure whose fields it has removed; a
+    pod with an empty hook is refused. Since structured-merge-diff 4.1 the structure goes, too.
+    """
+    spec = cluster.found("statefulset", NAME)["spec"]["template"]["spec"]
+    left = spec["containers"][0].get("lifecycle")
+    if left is None:
+        return
+    fact = "this Kubernetes has left an empty hook, with which no pod can start"
+    expect(left == {"preStop": {}}, fact, left)
+    path = "/spec/template/spec/containers/0/lifecycle"
+    patch = json.dumps([{"op": "remove", "path": path}])
+    cluster.kubectl("patch", "statefulset", NAME, "--type", "json", "--patch", patch)
+    say(f"kubectl patch statefulset {NAME} --type json --patch '{patch}'")
+
+
+def rollback(cluster: Cluster, charts: argparse.Namespace) -> None:
     """Back to the first revision."""
     cluster.helm.rollback(RELEASE, version=1)
-    wait_for_rollout(cluster)
-    kept(cluster, "after the rollback")
+    mend_hook(cluster)
+    cluster.until_rolled_out()
+    for line in cluster.helm.history(RELEASE):
+        say(f"revision {line['revision']}: {line['status']}, chart {line['chart_version']}")
+    alone = all(cluster.members(pod) == [pod] for pod in NODES)
+    expect(alone, f"{REPLICAS} pods of chart {version(charts.previous)} are ready, each alone")
+    has_kept(cluster, "after the rollback")
+    nobody_was_killed(cluster)
 
 
-def uninstall(cluster: Cluster) -> None:
-    """Everything goes but the claims and the secrets."""
+def uninstall(cluster: Cluster, _charts: argparse.Namespace) -> None:
+    """Everything goes but claims, secrets, and what helm test made."""
+    cluster.kubectl("delete", "pod", "client", "--wait=true")
     cluster.helm.uninstall(RELEASE)
     until(lambda: not cluster.pods(), "no pod is left")
-    claims = cluster.kubectl("get", "pvc", "-o", "name").split()
-    secrets = cluster.kubectl("get", "secret", "-o", "name").split()
-    expect(len(claims) == REPLICAS, "the claims are kept")
-    expect({f"secret/{NAME}-{s}" for s in ("identity", "tokens")} <= set(secrets), "so are secrets")
+    mine = ("-l", f"app.kubernetes.io/instance={RELEASE}", "-o", "name")
+    left = set(cluster.kubectl("get", LEFT_IN_CHART, *mine).split())
+    test = {f"configmap/{NAME}-test", f"pod/{NAME}-test"}
+    expect(left <= test, f"what is left of the chart is of helm test: {', '.join(sorted(left))}")
+    claims = cluster.found("pvc")["items"]
+    bound = [c["metadata"]["name"] for c in claims if c["status"]["phase"] == "Bound"]
+    expect(sorted(bound) == [f"nvme-{pod}" for pod in NODES], f"claims stay: {', '.join(bound)}")
+    secrets = cluster.kubectl("get", "secret", *mine).split()
+    kept = [f"secret/{NAME}-{name}" for name in ("identity", "tokens")]
+    expect(sorted(secrets) == kept, f"secrets stay: {', '.join(secrets)}")
 
 
-STEPS = (install, upgrade, helm_test, delete_under_load, rollback, uninstall)
+def again(cluster: Cluster, charts: argparse.Namespace) -> None:
+    """This chart on the claims and secrets that were left."""
+    cluster.helm.install(charts.chart, RELEASE, VALUES)
+    cluster.until_ready()
+    cluster.start_client()
+    until(lambda: all(cluster.members(pod) == NODES for pod in NODES), "all list one another")
+    expect(True, f"{REPLICAS} pods are ready, and one cluster")
+    has_kept(cluster, "after an uninstall and an install")
+    nobody_was_killed(cluster)
+    cluster.kubectl("delete", "pod", "client", "--wait=true")
+    cluster.helm.uninstall(RELEASE)
+    until(lambda: not cluster.pods(), "no pod is left")
+
+
+Step = Callable[[Cluster, argparse.Namespace], None]
+STEPS: tuple[Step, ...] = (
+    install,
+    upgrade,
+    one_cluster,
+    helm_test,
+    delete_under_load,
+    rollback,
+    uninstall,
+    again,
+)
+EXPECTED = (
+    Failed,
+    helm_python.HelmError,
+    subprocess.TimeoutExpired,
+    urllib.error.URLError,
+)
+
+
+def prepare(cluster: Cluster, disks: Path) -> None:
+    """A disk for each pod, in the way of Kubernetes; says what runs here."""
+    volumes = STORAGE
+    for number in range(REPLICAS):
+        path = disks / str(number)
+        path.mkdir(parents=True, exist_ok=True)
+        volumes += DISK.format(number=number, path=path)
+    cluster.kubectl("apply", "-f", "-", given=volumes)
+    node = cluster.found("nodes")["items"][0]["status"]["nodeInfo"]
+    print(f"Kubernetes {node['kubeletVersion']}, {node['containerRuntimeVersion']}", flush=True)
 
 
 def main() -> int:
     """All steps."""
     parser = argparse.ArgumentParser()
-    for name in ("kubeconfig", "disks", "binary", "chart", "previous"):
-        parser.add_argument(f"--{name}", required=True)
-    cluster = Cluster(parser.parse_args())
-    cluster.kubectl("version")
-    disks = STORAGE
-    for number in range(REPLICAS):
-        path = Path(cluster.options.disks) / str(number)
-        path.mkdir(parents=True, exist_ok=True)
-        disks += DISK.format(number=number, path=path)
-    cluster.kubectl("apply", "-f", "-", given=disks)
+    parser.add_argument("--kubeconfig", required=True)
+    for name in ("disks", "chart", "previous"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    options = parser.parse_args()
+    cluster = Cluster(options.kubeconfig)
+    prepare(cluster, options.disks)
     for step in STEPS:
-        print(f"{step.__name__}: {(step.__doc__ or '').strip()}", flush=True)
+        print(f"\n{step.__name__}: {(step.__doc__ or '').strip()}", flush=True)
         started = time.monotonic()
         try:
-            step(cluster)
-        except (Failed, helm_python.HelmError, subprocess.TimeoutExpired) as error:
+            step(cluster, options)
+        except EXPECTED as error:
             print(f"FAILED: {error}", flush=True)
             return 1
-        print(f"    {time.monotonic() - started:.1f} s", flush=True)
+        say(f"{time.monotonic() - started:.1f} s")
+    print("\nall steps passed", flush=True)
     return 0
 
 

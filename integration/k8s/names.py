@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
-import subprocess
 import sys
+import urllib.request
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 TYPE_A, CLASS_IN, SECONDS = 1, 1, 1
 ANSWER, NO_SUCH_NAME = 0x8580, 0x8583
@@ -31,30 +35,42 @@ def question(packet: bytes) -> tuple[str, int, bytes]:
     return ".".join(labels).lower(), kind, packet[12 : at + 5]
 
 
-def endpoints(kubeconfig: str, namespace: str, service: str) -> list[Any]:
-    """The addresses behind a Service, also of pods that are not ready where it lists them."""
-    command = ["kubectl", "--kubeconfig", kubeconfig, "-n", namespace, "get", "endpoints", service]
-    done = subprocess.run([*command, "-o", "json"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        return []
-    subsets = json.loads(done.stdout).get("subsets") or []
-    return [address for subset in subsets for address in subset.get("addresses", [])]
+class Api:
+    """The API server, as the kubeconfig says."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.safe_load(kubeconfig.read_text(encoding="utf-8"))
+        self.server = config["clusters"][0]["cluster"]["server"]
+        self.headers = {"authorization": f"Bearer {config['users'][0]['user']['token']}"}
+        self.context = ssl.create_default_context()
+        self.context.check_hostname, self.context.verify_mode = False, ssl.CERT_NONE
+
+    def endpoints(self, namespace: str, service: str) -> list[Any]:
+        """The addresses behind a Service, also of pods that are not ready where it lists them."""
+        url = f"{self.server}/api/v1/namespaces/{namespace}/endpoints/{service}"
+        asked = urllib.request.Request(url, headers=self.headers)
+        try:
+            with urllib.request.urlopen(asked, timeout=2, context=self.context) as answer:
+                subsets = json.load(answer).get("subsets") or []
+        except OSError:
+            return []
+        return [address for subset in subsets for address in subset.get("addresses", [])]
 
 
-def addresses(kubeconfig: str, name: str) -> list[str]:
+def addresses(api: Api, name: str) -> list[str]:
     """What a name stands for."""
     labels = name.removesuffix(".cluster.local").split(".")
     if labels[-1] != "svc" or len(labels) not in (3, 4):
         return []
     *pod, service, namespace, _svc = labels
-    found = endpoints(kubeconfig, namespace, service)
+    found = api.endpoints(namespace, service)
     return [a["ip"] for a in found if not pod or a.get("hostname") == pod[0]]
 
 
-def reply(packet: bytes, kubeconfig: str) -> bytes:
+def reply(packet: bytes, api: Api) -> bytes:
     """The answer to one packet."""
     name, kind, asked = question(packet)
-    found = addresses(kubeconfig, name)
+    found = addresses(api, name)
     records = found if kind == TYPE_A else []
     flags = ANSWER if found else NO_SUCH_NAME
     head = packet[:2] + struct.pack("!HHHHH", flags, 1, len(records), 0, 0)
@@ -67,13 +83,13 @@ def reply(packet: bytes, kubeconfig: str) -> bytes:
 
 def main() -> None:
     """Serves."""
-    address, kubeconfig = sys.argv[1:3]
+    address, api = sys.argv[1], Api(Path(sys.argv[2]))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind((address, 53))
         while True:
             packet, sender = server.recvfrom(4096)
             try:
-                server.sendto(reply(packet, kubeconfig), sender)
+                server.sendto(reply(packet, api), sender)
             except (IndexError, struct.error) as error:
                 print(f"not a question: {error}", file=sys.stderr)
 
