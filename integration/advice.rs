@@ -224,7 +224,9 @@ async fn what_is_streamed_comes_as_lines_of_json_too() {
     let start = tokio::time::Instant::now();
     server.stop(&[]).await;
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    // It is told that all is gone before it ends.
     assert_eq!(watch.next().await.unwrap()["reset"]["reason"], "this node leaves");
+    assert_eq!(watch.next().await.unwrap()["snapshotEnd"], json!({}));
     assert_eq!(watch.next().await, None);
     while costs.next().await.is_some() {}
 }

@@ -69,9 +69,8 @@ async fn a_sound_server_is_said_to_be_sound_and_each_way_is_tried() {
     assert_eq!(said.level("bytes"), "fine");
     assert_eq!(said.level("tiers"), "note");
     assert_eq!(said.about("hits"), []);
-    let problems = said.findings.iter().filter(|finding| finding["level"] == "problem");
-    assert_eq!(problems.clone().count() == 0, said.succeeded, "{:?}", said.findings);
-    assert!(problems.into_iter().all(|finding| finding["what"] == "/dev/shm"));
+    assert!(said.succeeded, "{:?}", said.findings);
+    assert!(said.findings.iter().all(|finding| finding["level"] != "problem"));
     // What it stored to try the ways is gone again.
     let held = crate::wire::stats(&engine).await.index_blocks;
     assert_eq!(held, 2);

@@ -79,6 +79,15 @@ async fn an_engine_is_at_home_wherever_it_came_in() {
     let mut homes: HashMap<String, Vec<String>> = HashMap::new();
     for number in 0..6 {
         let instance = format!("vllm-{number}:8000");
+        // Loads are gossiped: until all have heard of the engines before, they may differ about who has room.
+        for at in 0..3 {
+            wait_until("all know who is here", SERVER_WAIT, async || {
+                let (client, _) = client(&endpoints[at], ClientOptions::default()).await;
+                let engines: u32 = client.members().list.iter().map(|member| member.engines).sum();
+                engines as usize == number
+            })
+            .await;
+        }
         for at in 0..3 {
             let options =
                 ClientOptions { instance: Some(instance.clone()), ..ClientOptions::default() };

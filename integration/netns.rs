@@ -211,7 +211,7 @@ async fn a_node_that_dies_takes_its_share_of_hits_and_a_prefix_held_elsewhere_st
             false
         }
     };
-    wait_until("a prefix held elsewhere is whole", Duration::from_secs(5), unchanged).await;
+    wait_until("a prefix held elsewhere is whole", MEMBERS_WAIT, unchanged).await;
     until_recovered(&load, then).await;
     let least = 1.0 - lost - 0.10;
     let all = ratio(&load.since(then));

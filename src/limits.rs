@@ -279,9 +279,12 @@ pub const PEER_DEADLINE: Duration = Duration::from_secs(2);
 pub const FILTER_AGE_MAX: Duration = Duration::from_secs(5);
 /// Between two attempts to reach a member, the first and the longest.
 pub const PEER_RETRY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// Longest time that a lookup waits for other members, all rounds together: what they answer takes one millisecond,
-/// and an engine whose scheduler waits has lost more than twenty of them are worth.
+/// Longest time that a lookup waits for other members, all rounds together, besides what its hashes take: what they
+/// answer takes one millisecond, and an engine whose scheduler waits has lost more than twenty of them are worth.
 pub const FANOUT_DEADLINE: Duration = Duration::from_millis(20);
+/// What each hash of a lookup adds to that: thirty thousand are a megabyte to send and to look for, and a prompt of
+/// so many blocks takes many seconds to compute.
+pub const FANOUT_DEADLINE_OF_HASH: Duration = Duration::from_micros(2);
 /// How often a lookup asks others: once for what follows its own blocks, and again where one leaves off.
 pub const FANOUT_ROUNDS_MAX: usize = 3;
 /// Members that are asked at a time.

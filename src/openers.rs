@@ -32,6 +32,8 @@ pub struct Openers {
     known: Mutex<HashMap<u32, Vec<Opener>>>,
     /// The engine instances whose home this node is, and when they were last seen.
     engines: Mutex<HashMap<String, Instant>>,
+    /// Those that belong here, but found this node full: the names of the members that they were sent to, and when.
+    sent_on: Mutex<HashMap<String, (String, Instant)>>,
 }
 
 impl Opener {
@@ -72,6 +74,24 @@ impl Openers {
         } else if engines.len() < ENGINES_COUNTED_MAX || engines.contains_key(instance) {
             engines.insert(instance.to_owned(), Instant::now());
         }
+    }
+
+    /// An engine instance that belongs here found this node full, and was sent to another one.
+    pub fn note_sent_on(&self, instance: &str, member: &str) {
+        let mut sent_on = self.sent_on.lock();
+        sent_on.retain(|_, (_, at)| at.elapsed() < ENGINE_COUNTS_FOR);
+        if sent_on.len() < ENGINES_COUNTED_MAX || sent_on.contains_key(instance) {
+            sent_on.insert(instance.to_owned(), (member.to_owned(), Instant::now()));
+        }
+    }
+
+    /// The member that an engine instance was sent to lately because this node was full: its blocks are there, whether
+    /// or not there is room here now.
+    #[must_use]
+    pub fn sent_on(&self, instance: &str) -> Option<String> {
+        let sent_on = self.sent_on.lock();
+        let (member, at) = sent_on.get(instance)?;
+        (at.elapsed() < ENGINE_COUNTS_FOR).then(|| member.clone())
     }
 
     /// How many engine instances have this node for their home, among those that were seen lately.
@@ -150,6 +170,22 @@ mod tests {
             openers.note_engine(&number.to_string(), true);
         }
         assert_eq!(openers.engines() as usize, ENGINES_COUNTED_MAX);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_sent_on_is_sent_there_again_for_a_while() {
+        let openers = Openers::default();
+        openers.note_sent_on("a", "node-1");
+        openers.note_sent_on("a", "node-2");
+        assert_eq!(openers.sent_on("a").as_deref(), Some("node-2"));
+        assert_eq!(openers.sent_on("b"), None);
+        tokio::time::advance(ENGINE_COUNTS_FOR).await;
+        assert_eq!(openers.sent_on("a"), None);
+        for number in 0..=ENGINES_COUNTED_MAX {
+            openers.note_sent_on(&number.to_string(), "node-1");
+        }
+        assert_eq!(openers.sent_on("0").as_deref(), Some("node-1"));
+        assert_eq!(openers.sent_on(&ENGINES_COUNTED_MAX.to_string()), None);
     }
 
     #[test]

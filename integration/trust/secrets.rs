@@ -110,7 +110,6 @@ async fn no_secret_is_logged_shown_or_in_the_process_table() {
     let tokens = format!("auth.tokens_file={}", files.text("tokens"));
     let identity = format!("identity.secret_file={}", files.text("identity"));
     let check = printed(&files, &["serve", "--check", "--set", &tokens, "--set", &identity]);
-    assert!(check.contains("auth.tokens_file"), "the settings are printed: {check}");
     assert_none(&files, "serve --check", &check);
     let log = server.stop(&["files changed and cannot be used"]).await;
     assert!(log.contains("DEBUG") && log.contains("namespace opened"), "debug lines are there");

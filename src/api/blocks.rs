@@ -19,7 +19,7 @@ use crate::{
     flow::{self, Prefetched},
     id::{LeaseId, SessionId},
     limits::LOOKUP_HASHES_MAX,
-    members::{Members, Roster},
+    members::{Member, Members, Roster},
     metrics::Op,
     openers::Opener,
     schemes,
@@ -223,9 +223,24 @@ impl Node {
         for own in members.iter_mut().filter(|member| member.index == Roster::OWN) {
             own.engines = self.openers.engines_besides(engine.instance);
         }
-        let home = home::home(engine, &members, asked);
+        let home = self.sent_on(engine, &members).or_else(|| home::home(engine, &members, asked));
         self.openers.note_engine(engine.instance, home == Some(Roster::OWN));
+        let elsewhere =
+            members.iter().find(|member| Some(member.index) == home && member.index != Roster::OWN);
+        let is_ours =
+            home::first_choice(engine, &members).is_some_and(|first| first.index == Roster::OWN);
+        if let Some(member) = elsewhere.filter(|_| is_ours) {
+            self.openers.note_sent_on(engine.instance, &member.name);
+        }
         home
+    }
+
+    /// Where an engine was sent that belongs here, but found no room: it goes there again, for its blocks are there.
+    fn sent_on(&self, engine: &home::Engine<'_>, members: &[Member]) -> Option<u32> {
+        let name = self.openers.sent_on(engine.instance)?;
+        let first = home::first_choice(engine, members)?;
+        let there = members.iter().find(|member| member.name == name && !member.draining)?;
+        (first.index == Roster::OWN).then_some(there.index)
     }
 
     fn begin_session(

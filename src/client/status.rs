@@ -20,7 +20,10 @@ pub fn error_of(doing: &str, status: &Status) -> Error {
     let kind = kind_of(status);
     let message = status.message();
     let why = status.source().map(|error| format!(" ({})", root(error))).unwrap_or_default();
-    Error::new(kind, format!("{doing}: {message}{why}{}", advice(kind)))
+    // A server that says that it is away needs no other than its own advice.
+    let advice =
+        if kind == ErrorKind::Unavailable && status.source().is_none() { "" } else { advice(kind) };
+    Error::new(kind, format!("{doing}: {message}{why}{advice}"))
 }
 
 /// Returns an error for a reply that breaks the wire contract.
@@ -84,7 +87,7 @@ fn advice(kind: ErrorKind) -> &'static str {
         }
         ErrorKind::LeaseExpired => "; do the lookup again",
         ErrorKind::Unavailable => {
-            "; is the server running, and was https:// given if it speaks TLS? start it with `kvstrata serve`, or try again if it is draining"
+            "; is the server running, and was https:// given if it speaks TLS? start it with `kvstrata serve`"
         }
         ErrorKind::Timeout => "; the outcome is unknown, and trying again is safe",
         ErrorKind::Invalid

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     client::{self, PeerLookup},
-    limits::{FANOUT_DEADLINE, FANOUT_ROUNDS_MAX},
+    limits::{FANOUT_DEADLINE, FANOUT_DEADLINE_OF_HASH, FANOUT_ROUNDS_MAX},
     members::Roster,
     metrics::{FanoutMetrics, PeerAnswer},
 };
@@ -58,7 +58,8 @@ impl Peers {
         own: impl Fn(u32) -> Vec<Found>,
     ) -> bool {
         let started = Instant::now();
-        let deadline = started + FANOUT_DEADLINE;
+        let hashes = u32::try_from(ask.hashes.len()).unwrap_or(u32::MAX);
+        let deadline = started + FANOUT_DEADLINE + FANOUT_DEADLINE_OF_HASH * hashes;
         let peers = self.list();
         let mut sightings = ask.sightings(&peers, prefix.end());
         let mut asked = 0;

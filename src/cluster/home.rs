@@ -76,11 +76,13 @@ pub fn home(engine: &Engine<'_>, members: &[Member], asked: Asked) -> Option<u32
     {
         return Some(own);
     }
-    let nearest = with_room().min_by_key(|member| {
-        let weight = Reverse(weight(engine.instance, &member.name));
-        (engine.distance(member), weight, &member.name)
-    });
-    nearest.map(|member| member.index)
+    with_room().min_by_key(|member| engine.rank(member)).map(|member| member.index)
+}
+
+/// The member that an engine would be at home at if all had room.
+#[must_use]
+pub fn first_choice<'a>(engine: &Engine<'_>, members: &'a [Member]) -> Option<&'a Member> {
+    members.iter().filter(|member| !member.draining).min_by_key(|member| engine.rank(member))
 }
 
 /// The most engines that a member of `members` may have once there is one more than `engines`.
@@ -99,6 +101,11 @@ pub fn weight(instance: &str, member: &str) -> u64 {
 }
 
 impl Engine<'_> {
+    /// The lowest comes first.
+    fn rank<'a>(&self, member: &'a Member) -> (Distance, Reverse<u64>, &'a str) {
+        (self.distance(member), Reverse(weight(self.instance, &member.name)), &member.name)
+    }
+
     fn distance(&self, member: &Member) -> Distance {
         let is_same = |ours: &str, theirs: &str| !ours.is_empty() && ours == theirs;
         if is_same(self.node, &member.host) {

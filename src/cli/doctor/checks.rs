@@ -95,11 +95,11 @@ fn shm(shm: Option<&Shm>) -> Option<Finding> {
     if total >= SHM_BYTES_MIN {
         return Some(Finding::fine("/dev/shm", seen));
     }
-    Some(Finding::problem(
+    Some(Finding::note(
         "/dev/shm",
         seen,
-        "too small for an engine's offloading memory: run its container with --shm-size, or mount \
-         an emptyDir with medium: Memory at /dev/shm; if no engine runs here, never mind",
+        "an engine that runs here needs more for its offloading memory: run its container with --shm-size, or \
+         mount an emptyDir with medium: Memory at /dev/shm",
     ))
 }
 

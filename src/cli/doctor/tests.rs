@@ -160,7 +160,7 @@ fn another_version_is_a_note() {
 fn the_machine_and_the_ways_are_looked_at() {
     only(
         |seen| seen.shm = Some(Shm { total: 64 << 20, free: 64 << 20 }),
-        Level::Problem,
+        Level::Note,
         "/dev/shm",
         &["64.0 MiB", "--shm-size"],
     );

@@ -125,7 +125,7 @@ struct Figures {
     /// Shares of all blocks, 0 to 1: what the homes have, and what is found with the others.
     own: f64,
     found: f64,
-    /// The same from the hour after the loss on.
+    /// The same from the minute of the loss on.
     own_after: f64,
     found_after: f64,
     /// The share of the lookups that ask anybody.
@@ -157,13 +157,13 @@ struct Figures {
 
 impl Figures {
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
-    fn of(outcome: &Outcome, after_hour: usize) -> Self {
+    fn of(outcome: &Outcome, after_minute: usize) -> Self {
         let lookups = outcome.lookups;
         let others = outcome.nodes.saturating_sub(1) as f64 / outcome.nodes.max(1) as f64;
         let seconds = (outcome.span_ms as f64 / 1e3).max(1.0);
         let filter_bytes = ratio(outcome.filter_bytes, outcome.nodes);
         let asked = outcome.asked_members();
-        let [own_after, found_after] = outcome.hits_from(after_hour);
+        let [own_after, found_after] = outcome.hits_from(after_minute);
         Self {
             own: ratio(outcome.own_blocks, outcome.asked_blocks),
             found: ratio(outcome.found_blocks, outcome.asked_blocks),
@@ -265,14 +265,14 @@ fn report(args: &Args, trace: &Trace) -> Result<Report> {
     let (first, last) = (times().next().unwrap_or(0), times().next_back().unwrap_or(0));
     let half = first + last.saturating_sub(first) / 2;
     let lost = Setup { lost_at_ms: Some(half), ..all.clone() };
-    let hour = usize::try_from((half - first) / 3_600_000).unwrap_or(0);
+    let minute = usize::try_from((half - first) / 60_000).unwrap_or(0);
     let bar = progress::bar(
         2 * trace.len() as u64,
         "simulating [{wide_bar}] {percent:>3} % of {human_len} requests, {eta} left",
     );
     let progress = |requests| bar.inc(requests);
-    let all = Figures::of(&simulate(trace, &all, &progress)?, hour);
-    let lost = Figures::of(&simulate(trace, &lost, &progress)?, hour);
+    let all = Figures::of(&simulate(trace, &all, &progress)?, minute);
+    let lost = Figures::of(&simulate(trace, &lost, &progress)?, minute);
     bar.finish_and_clear();
     Ok(Report {
         trace: trace.name().to_owned(),

@@ -67,8 +67,8 @@ pub struct Outcome {
     pub generation_bytes: u64,
     /// Blocks of all nodes, in the end.
     pub resident_blocks: u64,
-    /// By hour of the trace: blocks asked, own, found.
-    pub hours: Vec<[u64; 3]>,
+    /// By minute of the trace: blocks asked, own, found.
+    pub minutes: Vec<[u64; 3]>,
 }
 
 /// One lookup.
@@ -84,8 +84,8 @@ pub(super) struct Lookup {
     pub(super) is_partial: bool,
 }
 
-/// Milliseconds of an hour.
-const HOUR_MS: u64 = 3_600_000;
+/// Milliseconds of a minute.
+const MINUTE_MS: u64 = 60_000;
 
 impl Outcome {
     /// A request comes at this time.
@@ -108,11 +108,11 @@ impl Outcome {
         self.nothing += nothing as u64;
         self.silent += silent as u64;
         self.partial += u64::from(is_partial);
-        let hour = usize::try_from(self.span_ms / HOUR_MS).unwrap_or(usize::MAX);
-        if self.hours.len() <= hour {
-            self.hours.resize(hour + 1, [0; 3]);
+        let minute = usize::try_from(self.span_ms / MINUTE_MS).unwrap_or(usize::MAX);
+        if self.minutes.len() <= minute {
+            self.minutes.resize(minute + 1, [0; 3]);
         }
-        for (sum, blocks) in self.hours.last_mut().into_iter().flatten().zip(blocks) {
+        for (sum, blocks) in self.minutes.last_mut().into_iter().flatten().zip(blocks) {
             *sum += blocks;
         }
     }
@@ -141,12 +141,12 @@ impl Outcome {
         self.by_members.iter().skip(1).sum()
     }
 
-    /// Of the blocks asked from this hour of the trace on, which the homes had, and which were found, 0 to 1.
+    /// Of the blocks asked from this minute of the trace on, which the homes had, and which were found, 0 to 1.
     #[must_use]
-    pub fn hits_from(&self, hour: usize) -> [f64; 2] {
+    pub fn hits_from(&self, minute: usize) -> [f64; 2] {
         let mut sums = [0; 3];
-        for hour in self.hours.iter().skip(hour) {
-            for (sum, blocks) in sums.iter_mut().zip(hour) {
+        for minute in self.minutes.iter().skip(minute) {
+            for (sum, blocks) in sums.iter_mut().zip(minute) {
                 *sum += blocks;
             }
         }
