@@ -282,6 +282,13 @@ pub const PEER_RETRY: (Duration, Duration) = (Duration::from_millis(200), Durati
 /// Longest time that a lookup waits for other members, all rounds together: what they answer takes one millisecond,
 /// and an engine whose scheduler waits has lost more than twenty of them are worth.
 pub const FANOUT_DEADLINE: Duration = Duration::from_millis(20);
+/// A member that was given less time than this is not taken for one that hangs: whoever asked was in a hurry.
+pub const FANOUT_PATIENCE_MIN: Duration = Duration::from_millis(4);
+/// Prefixes of a router's question that others are asked about at a time: of a batch of prompts, most are one each.
+pub const ROUTER_FANOUTS_MAX: usize = 16;
+/// Engines that members are told to have opened namespaces, the latest ones: a few hundred nodes' worth, and less
+/// than a message may be.
+pub const OPENERS_TOLD_MAX: usize = 4096;
 /// How often a lookup asks others: once for what follows its own blocks, and again where one leaves off.
 pub const FANOUT_ROUNDS_MAX: usize = 3;
 /// Members that are asked at a time.
