@@ -110,7 +110,7 @@ impl Node {
         false
     }
 
-    fn advised(
+    pub(super) fn advised(
         &self,
         found: &Found,
         known: &Known,

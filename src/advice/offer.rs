@@ -172,7 +172,7 @@ impl Node {
             };
             let key = (holder, run.tier, block_bytes);
             let (locality, cost) = *asked.entry(key).or_insert_with(ask);
-            let spread = || spread(held.map_or(Duration::ZERO, |held| held.est_load), blocks);
+            let all = held.map_or(Duration::ZERO, |held| held.est_load);
             Some(Piece {
                 start,
                 end: run.end,
@@ -180,7 +180,7 @@ impl Node {
                 holder,
                 locality,
                 bytes: block_bytes.saturating_mul(u64::from(left)),
-                cost: cost.unwrap_or_else(spread),
+                cost: cost.unwrap_or_else(|| spread(all, blocks)),
             })
         };
         prefix.runs.iter().enumerate().filter_map(piece).collect()

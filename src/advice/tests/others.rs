@@ -23,11 +23,11 @@ fn member(index: u32, host: &str, zone: &str) -> Member {
     }
 }
 
-/// What a member tells of its disk: nearer is faster.
+/// What a member tells of its disk and its object store: nearer is faster.
 fn told(state: TierState) -> Told {
-    let cost = |(locality, bandwidth)| TierCost {
+    let cost = |(tier, (locality, bandwidth))| TierCost {
         node: "node-1".to_owned(),
-        tier: Tier::Nvme,
+        tier,
         locality,
         bandwidth,
         setup: Duration::from_millis(2),
@@ -38,7 +38,8 @@ fn told(state: TierState) -> Told {
         sample_age: None,
     };
     let speeds = [2000.0 * MIB, 1000.0 * MIB, 500.0 * MIB, 100.0 * MIB];
-    Told { costs: Locality::ALL.into_iter().zip(speeds).map(cost).collect(), ..Told::default() }
+    let of = |tier| Locality::ALL.into_iter().zip(speeds).map(move |speed| cost((tier, speed)));
+    Told { costs: [Tier::Nvme, Tier::Object].into_iter().flat_map(of).collect(), ..Told::default() }
 }
 
 fn opener(instance: &str, host: &str, zone: &str) -> Opener {
@@ -176,10 +177,13 @@ async fn loading_pays_from_as_few_blocks_as_at_the_best_holder() {
     let setup = Setup::new();
     setup.opened(&setup.namespace, "a", "h1");
     let others = Others::of(vec![Peer::stand_in(member(1, "h1", "z1"), told(TierState::Ok))]);
-    let found = grown(&setup, &[(12, 20, Tier::Nvme, 1)], &others);
-    let known = setup.node.known(&found);
-    let offer = setup.node.offer(&found, &known, &candidate("a", 12, 0.0), None).unwrap();
-    let costs: Vec<_> = offer.costs_of_others(Tier::Nvme).collect();
-    assert_eq!((costs.len(), costs[0].queue_ms), (1, 8.0));
-    assert_eq!(offer.costs_of_others(Tier::Dram).count(), 0);
+    let object = |runs| {
+        let found = grown(&setup, runs, &others);
+        let known = setup.node.known(&found);
+        let prefill = Some(Prefill::linear(BLOCK_MS));
+        let advised = setup.node.advised(&found, &known, &candidate("a", 0, 0.0), prefill);
+        advised.unwrap().break_even[2]
+    };
+    assert_eq!(object(&[]), Some(2), "40 ms to the first byte from here");
+    assert_eq!(object(&[(12, 20, Tier::Object, 1)]), Some(1), "10 ms from there");
 }
