@@ -48,12 +48,12 @@ impl Engine {
     }
 }
 
-fn prompt(numbers: std::ops::Range<u32>) -> Prompt {
+pub(crate) fn prompt(numbers: std::ops::Range<u32>) -> Prompt {
     let hashes: Vec<u8> = numbers.flat_map(|number| *hash(number).as_bytes()).collect();
     Prompt { model: "test".to_owned(), hashes: hashes.into(), ..Prompt::default() }
 }
 
-fn candidate(instance: &str, device_blocks: u32) -> Candidate {
+pub(crate) fn candidate(instance: &str, device_blocks: u32) -> Candidate {
     Candidate { instance: instance.to_owned(), device_blocks, ..Candidate::default() }
 }
 

@@ -10,6 +10,7 @@
 mod abandon;
 mod admin;
 mod advice;
+mod advice_cluster;
 mod bad_input;
 mod bulk;
 mod bulk_peers;

@@ -285,6 +285,13 @@ pub const FANOUT_DEADLINE: Duration = Duration::from_millis(20);
 /// What each hash of a lookup adds to that: thirty thousand are a megabyte to send and to look for, and a prompt of
 /// so many blocks takes many seconds to compute.
 pub const FANOUT_DEADLINE_OF_HASH: Duration = Duration::from_micros(2);
+/// A member that was given less time than this is not taken for one that hangs: whoever asked was in a hurry.
+pub const FANOUT_PATIENCE_MIN: Duration = Duration::from_millis(4);
+/// Prefixes of a router's question that others are asked about at a time: of a batch of prompts, most are one each.
+pub const ROUTER_FANOUTS_MAX: usize = 16;
+/// Engines that members are told to have opened namespaces, the latest ones: a few hundred nodes' worth, and less
+/// than a message may be.
+pub const OPENERS_TOLD_MAX: usize = 4096;
 /// How often a lookup asks others: once for what follows its own blocks, and again where one leaves off.
 pub const FANOUT_ROUNDS_MAX: usize = 3;
 /// Members that are asked at a time.

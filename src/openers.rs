@@ -1,7 +1,10 @@
 //! Who opened which namespace: what a person asks who wonders whether two engines share their blocks, and
 //! where routers' candidates are found.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -30,6 +33,8 @@ pub struct Opener {
 #[derive(Debug, Default)]
 pub struct Openers {
     known: Mutex<HashMap<u32, Vec<Opener>>>,
+    /// Of what is known: grows whenever somebody opens what it had not opened from there.
+    version: AtomicU64,
     /// The engine instances whose home this node is, and when they were last seen.
     engines: Mutex<HashMap<String, Instant>>,
     /// Those that belong here, but found this node full: the names of the members that they were sent to, and when.
@@ -50,6 +55,14 @@ impl Openers {
     pub fn note(&self, namespace: u32, opener: Opener) {
         let mut known = self.known.lock();
         let openers = known.entry(namespace).or_default();
+        let is_same = |known: &Opener| {
+            (&known.instance, &known.host, &known.zone)
+                == (&opener.instance, &opener.host, &opener.zone)
+        };
+        if !openers.iter().any(is_same) {
+            // Relaxed: the lock orders it.
+            self.version.fetch_add(1, Ordering::Relaxed);
+        }
         openers.retain(|known| known.instance != opener.instance || known.host != opener.host);
         if openers.len() >= OPENERS_MAX {
             openers.remove(0);
@@ -109,6 +122,25 @@ impl Openers {
         all - u32::from(all > 0 && self.engines.lock().contains_key(instance))
     }
 
+    /// Grows whenever somebody opens what it had not opened from there.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        // Relaxed: one that is too old has somebody asked again, and told the same.
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// So many of all openers with the indices of what they opened, the latest ones, oldest first.
+    #[must_use]
+    pub fn latest(&self, most: usize) -> Vec<(u32, Opener)> {
+        let known = self.known.lock();
+        let all = known.iter().flat_map(|(of, all)| all.iter().map(|who| (*of, who.clone())));
+        let mut all: Vec<_> = all.collect();
+        drop(known);
+        all.sort_by_key(|(_, opener)| opener.at);
+        all.drain(..all.len().saturating_sub(most));
+        all
+    }
+
     /// Who opened it, oldest first.
     #[must_use]
     pub fn of(&self, namespace: u32) -> Vec<Opener> {
@@ -150,6 +182,13 @@ mod tests {
         );
         assert_eq!(openers.with_latest(2, |node, _zone| node.len()), 0);
         assert!(openers.of(2).is_empty());
+        assert_eq!(openers.version(), 2 + OPENERS_MAX as u64, "not for what was known");
+        openers.note(1, Opener { zone: "z".to_owned(), ..opener(OPENERS_MAX, "a") });
+        assert_eq!(openers.version(), 3 + OPENERS_MAX as u64);
+        openers.note(2, opener(0, "a"));
+        let latest = openers.latest(2);
+        let latest: Vec<_> = latest.iter().map(|(of, who)| (*of, who.zone.as_str())).collect();
+        assert_eq!(latest, [(1, "z"), (2, "")]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvstrata_tiers::{error::Result, tier::Tier};
 use tokio::{task::yield_now, time::Instant};
 
-use super::{Candidate, Found, Offer, Prompt, offer::Known};
+use super::{Candidate, Found, Offer, Prefix, Prompt, offer::Known};
 use crate::{
     auth::Bearer,
     node::Node,
@@ -21,7 +21,7 @@ pub(crate) struct Question {
     pub(crate) candidates: Vec<Candidate>,
     /// How long candidates take to prefill that do not say.
     pub(crate) prefill: Option<Prefill>,
-    /// Begin to bring what is found towards dram.
+    /// Begin to bring what is found at this node towards dram.
     pub(crate) prefetch: bool,
     /// What is not known by then is left out.
     pub(crate) deadline: Instant,
@@ -74,29 +74,43 @@ impl Node {
                 break;
             }
             let found = self.find_prefixes(bearer, prompt)?;
-            let known = self.known(&found);
-            let listed = question.candidates.is_empty().then(|| known.candidates());
-            let candidates = listed.as_ref().unwrap_or(&question.candidates);
-            let mut advised = Vec::with_capacity(candidates.len());
-            for candidate in candidates {
-                if Instant::now() >= question.deadline {
-                    answer.partial = true;
-                    break;
-                }
-                let prefill = candidate.prefill.or(question.prefill);
-                advised.extend(self.advised(&found, &known, candidate, prefill));
-            }
-            if question.prefetch {
-                self.fetch_ahead(&found)?;
-            }
-            answer.prompts.push((found, advised));
+            answer.prompts.push((found, Vec::new()));
             // A long list of prompts leaves others their turn.
+            if question.prompts.len() > 1 {
+                yield_now().await;
+            }
+        }
+        if self.roster.has_others() {
+            let found = answer.prompts.iter_mut().map(|(found, _)| found);
+            answer.partial |= self.widen(found, &question.candidates, question.deadline).await;
+        }
+        for (found, advised) in &mut answer.prompts {
+            answer.partial |= self.advise_of(found, question, advised);
+            if question.prefetch {
+                self.fetch_ahead(found)?;
+            }
             yield_now().await;
         }
         Ok(answer)
     }
 
-    fn advised(
+    /// Says what each candidate would load of what was found. Returns whether there was no time for all.
+    fn advise_of(&self, found: &Found, question: &Question, advised: &mut Vec<Advised>) -> bool {
+        let known = self.known(found);
+        let listed = question.candidates.is_empty().then(|| known.candidates());
+        let candidates = listed.as_ref().unwrap_or(&question.candidates);
+        advised.reserve(candidates.len());
+        for candidate in candidates {
+            if Instant::now() >= question.deadline {
+                return true;
+            }
+            let prefill = candidate.prefill.or(question.prefill);
+            advised.extend(self.advised(found, &known, candidate, prefill));
+        }
+        false
+    }
+
+    pub(super) fn advised(
         &self,
         found: &Found,
         known: &Known,
@@ -125,8 +139,10 @@ impl Node {
         let namespace = found.prefixes.get(offer.prefix).map(|prefix| &prefix.namespace);
         let block_bytes = namespace.map_or(0, |namespace| namespace.layout().block_bytes());
         let break_even = Tier::ALL.map(|tier| {
-            let cost = self.costs.load_cost(tier, offer.locality, block_bytes);
-            self.can_load(tier).then(|| break_even_blocks(block_ms, cost)).flatten()
+            let own = || self.costs.load_cost(tier, offer.locality, block_bytes);
+            let own = self.can_load(tier).then(own);
+            let costs = own.into_iter().chain(offer.costs_of_others(tier));
+            costs.filter_map(|cost| break_even_blocks(block_ms, cost)).min()
         });
         Some(Advised {
             instance,
@@ -139,10 +155,19 @@ impl Node {
         })
     }
 
-    /// Begins to bring all that was found towards dram.
+    /// Begins to bring all that was found at this node towards dram.
     fn fetch_ahead(self: &Arc<Self>, found: &Found) -> Result<()> {
-        for prefix in found.prefixes.iter().filter(|prefix| prefix.blocks() > 0) {
-            let hashes = prefix.hashes(0, prefix.blocks())?;
+        for prefix in &found.prefixes {
+            self.fetch_own(prefix, 0, prefix.blocks())?;
+        }
+        Ok(())
+    }
+
+    /// Begins to bring what this node has of the blocks `start..end` towards dram. What others have stays where it is:
+    /// they would have to be asked to load it, and nobody is waited for once an answer is made.
+    pub(super) fn fetch_own(self: &Arc<Self>, prefix: &Prefix, start: u32, end: u32) -> Result<()> {
+        for range in prefix.own(start, end) {
+            let hashes = prefix.hashes(range.start, range.end)?;
             self.prefetch(&prefix.namespace, hashes);
         }
         Ok(())

@@ -2,22 +2,26 @@
 //! which engine to take.
 //!
 //! ```text
-//! prompt -> namespaces of its model (prompt) -> runs of the one map -> what each instance would load from
-//!           them (offer), at what that costs it now -> answer (lookup), or scores (score)
+//! prompt -> namespaces of its model (prompt) -> runs of the one map -> what other members have behind them (others)
+//!        -> what each instance would load of that, at what that costs it now (offer)
+//!        -> answer (lookup), or scores (score)
 //! ```
 //! Invariants
 //! - A tenant is told of what is its own; all else does not exist, for errors and their timing, too.
-//! - Nothing here waits for a disk or a network: an answer is made of what is in memory. What takes longer
-//!   than the caller's deadline is left out, and the answer says so.
+//! - Nothing here waits for a disk. A node that is alone waits for nothing: its answer is made of what is in memory. One
+//!   of a cluster waits for other members once, no longer than an engine's lookup does
+//!   ([`FANOUT_DEADLINE`](crate::limits::FANOUT_DEADLINE)) and half of the caller's deadline; whoever has not answered
+//!   by then costs its blocks. What takes longer than the caller's deadline is left out, and the answer says so.
 //! - What a candidate is worth is said by [`score`](crate::score) alone.
 //! - Asking is no use of a block, and no lookup of an engine: nothing is protected by it, or counted.
 //!
-//! Who an instance is, and where, is what it said when it opened its namespaces ([`Openers`]).
+//! Who an instance is, and where, is what it said when it opened its namespaces, here or at another member ([`Openers`]).
 //!
 //! [`Openers`]: crate::openers::Openers
 
 mod lookup;
 mod offer;
+mod others;
 mod prompt;
 mod score;
 #[cfg(test)]
@@ -27,6 +31,7 @@ mod watch;
 pub(crate) use self::{
     lookup::{Advised, Answer, Question},
     offer::{Candidate, Offer, Piece},
+    others::Others,
     prompt::{Among, Asked, Found, Prefix, Prompt},
     score::{Contest, Outcome, Scored},
     watch::{Blocks, Names, Range, Update},

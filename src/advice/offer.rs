@@ -1,12 +1,14 @@
 //! What one engine would load: the pair of a candidate and the holders of its prompt's prefix.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use kvstrata_tiers::tier::{Run, Tier};
 
-use super::Found;
+use super::{Found, Others, Prefix};
 use crate::{
+    cluster::peers::Peer,
     costs::{Locality, TierState},
+    members::Roster,
     node::Node,
     openers::Opener,
     score::{self, Assessment, LoadCost, Prefill, Settings, assess},
@@ -31,12 +33,15 @@ pub(crate) struct Candidate {
     pub(crate) prefill: Option<Prefill>,
 }
 
-/// Consecutive blocks of one tier that a candidate could load.
+/// Consecutive blocks of one tier of one member that a candidate could load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Piece {
     pub(crate) start: u32,
     pub(crate) end: u32,
     pub(crate) tier: Tier,
+    /// Index of the member.
+    pub(crate) holder: u32,
+    /// From where that is seen.
     pub(crate) locality: Locality,
     pub(crate) bytes: u64,
     pub(crate) cost: LoadCost,
@@ -49,7 +54,7 @@ pub(crate) struct Offer {
     pub(crate) prefix: usize,
     /// Where the engine runs, as it said.
     pub(crate) host: String,
-    /// From where the holders are seen.
+    /// From where this node is seen.
     pub(crate) locality: Locality,
     /// In order, from the end of the device's prefix on, without gaps.
     pub(crate) pieces: Vec<Piece>,
@@ -98,7 +103,10 @@ impl Node {
 
     /// Who has opened the namespaces of what was found.
     pub(super) fn known(&self, found: &Found) -> Known {
-        let of = |prefix: &super::Prefix| self.openers.of(prefix.namespace.index());
+        let of = |prefix: &Prefix| {
+            let own = self.openers.of(prefix.namespace.index());
+            found.others.openers(prefix.namespace.id(), own)
+        };
         Known(found.prefixes.iter().map(of).collect())
     }
 
@@ -115,10 +123,11 @@ impl Node {
             let opener = known.find(at, candidate)?;
             let zone = match candidate.zone.as_str() {
                 "" => &opener.zone,
-                given => given,
+                _ => &candidate.zone,
             };
-            let locality = self.costs.locality(&opener.host, zone);
-            let pieces = self.pieces(&prefix.runs, candidate.device_blocks, locality);
+            let place = (opener.host.as_str(), zone.as_str());
+            let locality = self.costs.locality(place.0, place.1);
+            let pieces = self.pieces((prefix, &found.others), candidate.device_blocks, place);
             let segments = pieces.iter().map(Piece::segment).collect();
             let host = opener.host.clone();
             Some(Offer { prefix: at, host, locality, pieces, segments })
@@ -139,29 +148,61 @@ impl Node {
             .reduce(|best, next| if worth(&next) > worth(&best) { next } else { best })
     }
 
-    /// What is left of these runs behind the first `device` blocks.
-    fn pieces(&self, runs: &[Run], device: u32, locality: Locality) -> Vec<Piece> {
+    /// What is left of a prefix behind the first `device` blocks, for an engine on a host in a zone.
+    fn pieces(
+        &self,
+        (prefix, others): (&Prefix, &Others),
+        device: u32,
+        place: (&str, &str),
+    ) -> Vec<Piece> {
         // Asked once each: runs may be many, and what they cost must not change within an answer.
-        let mut asked: HashMap<(Tier, u64), LoadCost> = HashMap::new();
-        let mut cost = |tier, block_bytes| {
-            let ask = || self.costs.load_cost(tier, locality, block_bytes);
-            *asked.entry((tier, block_bytes)).or_insert_with(ask)
-        };
-        let piece = |run: &Run| {
+        let mut asked: HashMap<(u32, Tier, u64), (Locality, Option<LoadCost>)> = HashMap::new();
+        let piece = |(at, run): (usize, &Run)| {
             let start = run.start.max(device);
             let left = run.end.checked_sub(start).filter(|left| *left > 0)?;
-            let block_bytes = run.bytes / u64::from(run.end - run.start).max(1);
+            let blocks = (run.end - run.start).max(1);
+            let block_bytes = run.bytes / u64::from(blocks);
+            let (held, holder) = (prefix.held(at), prefix.holder(at));
+            let ask = || match held.and_then(|held| others.member(held.holder)) {
+                Some(member) => told_cost(member, run.tier, place, block_bytes),
+                None => {
+                    let locality = self.costs.locality(place.0, place.1);
+                    (locality, Some(self.costs.load_cost(run.tier, locality, block_bytes)))
+                }
+            };
+            let key = (holder, run.tier, block_bytes);
+            let (locality, cost) = *asked.entry(key).or_insert_with(ask);
+            let all = held.map_or(Duration::ZERO, |held| held.est_load);
             Some(Piece {
                 start,
                 end: run.end,
                 tier: run.tier,
+                holder,
                 locality,
                 bytes: block_bytes.saturating_mul(u64::from(left)),
-                cost: cost(run.tier, block_bytes),
+                cost: cost.unwrap_or_else(|| spread(all, blocks)),
             })
         };
-        runs.iter().filter_map(piece).collect()
+        prefix.runs.iter().enumerate().filter_map(piece).collect()
     }
+}
+
+/// How far a member is, and what loading from it costs, if it has told that and it is known how long blocks are.
+fn told_cost(
+    member: &Peer,
+    tier: Tier,
+    place: (&str, &str),
+    block_bytes: u64,
+) -> (Locality, Option<LoadCost>) {
+    let locality = member.locality(place);
+    let cost = (block_bytes > 0).then(|| member.told().load_cost(tier, locality, block_bytes));
+    (locality, cost.flatten())
+}
+
+/// What each block costs if it is only known what all of them do.
+fn spread(load: Duration, blocks: u32) -> LoadCost {
+    let block_ms = 1e3 * load.as_secs_f64() / f64::from(blocks.max(1));
+    LoadCost { queue_ms: 0.0, setup_ms: 0.0, block_ms }
 }
 
 impl Piece {
@@ -170,13 +211,14 @@ impl Piece {
         self.end - self.start
     }
 
-    /// As it is scored. One node holds all, so its tiers are the sources.
+    /// As it is scored. The tiers of each member are the sources.
     fn segment(&self) -> score::Segment {
-        let source = match self.tier {
+        let tier = match self.tier {
             Tier::Dram => 0,
             Tier::Nvme => 1,
             Tier::Object => 2,
         };
+        let source = self.holder.saturating_mul(3).saturating_add(tier);
         score::Segment { blocks: self.blocks(), tier: self.tier, source, cost: self.cost }
     }
 }
@@ -224,13 +266,22 @@ impl Offer {
         assess_with(&self.segments, prompt_blocks, candidate, prefill, settings)
     }
 
-    /// Bytes that are loaded from each tier if the first `blocks` blocks are.
+    /// What loading from a tier of others costs, of each piece there is.
+    pub(super) fn costs_of_others(&self, tier: Tier) -> impl Iterator<Item = LoadCost> {
+        let is_meant = move |piece: &&Piece| piece.tier == tier && piece.holder != Roster::OWN;
+        self.pieces.iter().filter(is_meant).map(|piece| piece.cost)
+    }
+
+    /// Bytes that are loaded from each tier of this node if the first `blocks` blocks are.
     pub(super) fn loads(&self, blocks: u32) -> Vec<(Tier, u64)> {
         let mut left = blocks;
         let mut loads: Vec<(Tier, u64)> = Vec::new();
         for piece in &self.pieces {
             let taken = piece.blocks().min(left);
             left -= taken;
+            if piece.holder != Roster::OWN {
+                continue;
+            }
             let each = piece.bytes / u64::from(piece.blocks().max(1));
             let bytes = each.saturating_mul(u64::from(taken));
             match loads.iter_mut().find(|(tier, _)| *tier == piece.tier) {

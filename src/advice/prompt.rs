@@ -1,4 +1,4 @@
-//! Where a prompt's prefix is: its namespaces, and what each of them has.
+//! Where a prompt's prefix is: its namespaces, and what this node has of each of them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -10,9 +10,13 @@ use kvstrata_tiers::{
     tier::{Run, Tier},
 };
 
+use tokio::time::Instant;
+
+use super::{Others, others::Held};
 use crate::{
     auth::Bearer,
     flow::count,
+    limits::ROUTER_DEADLINE_DEFAULT,
     node::Node,
     schemes::{self, Lora, Scheme},
 };
@@ -61,6 +65,8 @@ pub(crate) struct Found {
     pub(crate) unresolved_blocks: u32,
     /// What each namespace has, those that have nothing included.
     pub(crate) prefixes: Vec<Prefix>,
+    /// The other members that have runs of these.
+    pub(crate) others: Others,
 }
 
 /// What one namespace has of a prompt.
@@ -69,8 +75,10 @@ pub(crate) struct Prefix {
     pub(crate) namespace: Arc<Namespace>,
     /// Readable blocks from the first one on, without gaps.
     pub(crate) runs: Vec<Run>,
-    /// Their hashes as the engine has them, packed.
-    hashes: Bytes,
+    /// Who has each of them; empty if this node has all.
+    pub(super) held: Vec<Held>,
+    /// The hashes of the prompt as the engine has them, packed.
+    pub(super) hashes: Bytes,
 }
 
 impl Prefix {
@@ -90,7 +98,7 @@ impl Prefix {
 }
 
 impl Node {
-    /// Finds what the tenant's namespaces have of `prompt`.
+    /// Finds what this node has of `prompt` in the tenant's namespaces.
     ///
     /// # Errors
     /// `UnknownNamespace` for one that was named; `Invalid` for what does not fit the namespaces.
@@ -110,7 +118,7 @@ impl Node {
             };
             known = known.max(count(hashes.len() / namespace.hash_bytes()));
             let runs = self.runs_of(&namespace, &hashes)?;
-            prefixes.push(Prefix { namespace, runs, hashes });
+            prefixes.push(Prefix { namespace, runs, held: Vec::new(), hashes });
         }
         // Nothing would be found, ever: a router that is not told so looks for it for long.
         if let Some(why) = refused.filter(|_| prefixes.is_empty()) {
@@ -120,7 +128,8 @@ impl Node {
             prompt.asked.blocks_of(prompt.block_tokens, prompt.asked.hash_bytes())
         });
         let total_blocks = total(prompt.total_blocks, asked)?;
-        Ok(Found { total_blocks, unresolved_blocks: asked.saturating_sub(known), prefixes })
+        let unresolved_blocks = asked.saturating_sub(known);
+        Ok(Found { total_blocks, unresolved_blocks, prefixes, others: Others::default() })
     }
 
     /// The hashes of the longest prefix of a prompt that are known in a namespace, packed.
@@ -142,12 +151,19 @@ impl Node {
         hashes.map(Bytes::from)
     }
 
-    /// The longest prefix that any of the tenant's namespaces has, in blocks.
+    /// The longest prefix that any of the tenant's namespaces has at any member, in blocks.
     ///
     /// # Errors
     /// As those of a lookup.
-    pub(crate) fn prefix_blocks(&self, bearer: &Bearer, prompt: &Prompt) -> Result<u32> {
-        let found = self.find_prefixes(bearer, prompt)?;
+    ///
+    /// # Cancel safety
+    /// Safe.
+    pub(crate) async fn prefix_blocks(&self, bearer: &Bearer, prompt: &Prompt) -> Result<u32> {
+        let mut found = self.find_prefixes(bearer, prompt)?;
+        if self.roster.has_others() {
+            let deadline = Instant::now() + ROUTER_DEADLINE_DEFAULT;
+            self.widen(std::iter::once(&mut found), &[], deadline).await;
+        }
         Ok(found.prefixes.iter().map(Prefix::blocks).max().unwrap_or(0))
     }
 
@@ -172,7 +188,7 @@ impl Node {
     }
 
     /// What the tiers have of these hashes and can be loaded, from the first one on.
-    fn runs_of(&self, namespace: &Namespace, packed: &[u8]) -> Result<Vec<Run>> {
+    pub(super) fn runs_of(&self, namespace: &Namespace, packed: &[u8]) -> Result<Vec<Run>> {
         if packed.is_empty() {
             return Ok(Vec::new());
         }

@@ -1,6 +1,6 @@
 //! Score: which of some candidates to take.
 
-use std::{sync::Arc, time::Duration};
+use std::{iter, sync::Arc, time::Duration};
 
 use kvstrata_tiers::error::{Error, Result};
 use tokio::{task::coop::consume_budget, time::Instant};
@@ -28,9 +28,9 @@ pub(crate) struct Contest {
     pub(crate) temperature: f64,
     /// Of the draw; none: nobody can predict it.
     pub(crate) seed: Option<u64>,
-    /// Bring what the one that is taken would load towards dram.
+    /// Bring what the one that is taken would load from this node towards dram.
     pub(crate) prefetch: bool,
-    /// Reserve what it would load for so long; zero: not.
+    /// Reserve what it would load from there for so long; zero: not.
     pub(crate) reserve: Duration,
     /// Candidates that are not assessed by then count as having nothing to load.
     pub(crate) deadline: Instant,
@@ -47,7 +47,7 @@ pub(crate) struct Outcome {
     pub(crate) reserved: Option<ReservationId>,
     /// Blocks of the whole prompt.
     pub(crate) total_blocks: u32,
-    /// Some were not assessed.
+    /// Some were not assessed, or a member that may have more has not said so.
     pub(crate) partial: bool,
 }
 
@@ -73,15 +73,20 @@ impl Node {
         bearer: &Bearer,
         contest: &Contest,
     ) -> Result<Outcome> {
-        let found = self.find_prefixes(bearer, &contest.prompt)?;
+        let mut found = self.find_prefixes(bearer, &contest.prompt)?;
+        let mut partial = false;
+        if self.roster.has_others() {
+            let found = iter::once(&mut found);
+            partial = self.widen(found, &contest.candidates, contest.deadline).await;
+        }
         let known = self.known(&found);
         let mut offers = Vec::with_capacity(contest.candidates.len());
         let mut assessed = Vec::with_capacity(contest.candidates.len());
-        let mut partial = false;
+        let mut is_late = false;
         for (at, candidate) in contest.candidates.iter().enumerate() {
             let prefill = contest.prefill_of(at, candidate)?;
-            partial |= Instant::now() >= contest.deadline;
-            let offer = match partial {
+            is_late = is_late || Instant::now() >= contest.deadline;
+            let offer = match is_late {
                 true => None,
                 false => self.offer(&found, &known, candidate, Some(prefill)),
             };
@@ -101,27 +106,28 @@ impl Node {
         let scored = assessed.into_iter().zip(probabilities);
         let scored = scored.map(|(assessment, probability)| Scored { assessment, probability });
         let (scored, total_blocks) = (scored.collect(), found.total_blocks);
+        partial |= is_late;
         Ok(Outcome { taken, scored, reserved, total_blocks, partial })
     }
 
-    /// Prepares for so many blocks that the one that is taken will load: reserves what they take, and brings
-    /// them, which takes the place of that. Where nothing more can be reserved, nothing is.
+    /// Prepares for so many blocks that the one that is taken will load: reserves what they take of this node, and
+    /// brings them, which takes the place of that. Where nothing more can be reserved, nothing is.
     fn expect(
         self: &Arc<Self>,
         bearer: &Bearer,
         contest: &Contest,
         (found, offer, blocks): (&Found, &Offer, u32),
     ) -> Result<Option<ReservationId>> {
-        let reserve = || self.costs.reserve(bearer.tenant(), &offer.loads(blocks), contest.reserve);
-        let reserved = match (!contest.reserve.is_zero()).then(reserve).transpose() {
+        let loads = if contest.reserve.is_zero() { Vec::new() } else { offer.loads(blocks) };
+        let reserve = || self.costs.reserve(bearer.tenant(), &loads, contest.reserve);
+        let reserved = match (!loads.is_empty()).then(reserve).transpose() {
             Ok(reserved) => reserved.map(|(id, _ttl)| id),
             Err(error) if error.kind().is_retryable() => None,
             Err(error) => return Err(error),
         };
         if let Some(prefix) = found.prefixes.get(offer.prefix).filter(|_| contest.prefetch) {
             let start = offer.pieces.first().map_or(0, |piece| piece.start);
-            let hashes = prefix.hashes(start, start.saturating_add(blocks))?;
-            self.prefetch(&prefix.namespace, hashes);
+            self.fetch_own(prefix, start, start.saturating_add(blocks))?;
         }
         Ok(reserved)
     }

@@ -25,6 +25,7 @@ use crate::{
     score::{Mode, Prefill, Settings, Weights},
 };
 
+mod others;
 mod watch;
 
 const BLOCK_BYTES: u32 = 4096;

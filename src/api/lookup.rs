@@ -10,6 +10,7 @@ use kvstrata_tiers::{
     stack::Ask,
     tier::Run,
 };
+use tokio::time::Instant;
 
 use super::{Node, blocks::Pins, convert};
 use crate::{
@@ -67,7 +68,10 @@ impl Node {
         let asks_others = !request.local && !bearer.is_node();
         let partial = if asks_others && !prefix.is_whole() && self.roster.has_others() {
             let (packed, reader) = (request.hashes.clone(), (&*reader.0, &*reader.1));
-            let ask = fanout::Ask { namespace: &namespace, hashes, packed, reader };
+            let (peers, deadline) =
+                (&*self.peers.list(), Instant::now() + fanout::patience(hashes.len()));
+            let ask =
+                fanout::Ask { namespace: &namespace, hashes, packed, reader, peers, deadline };
             let behind = |end| self.own_behind(&namespace, hashes, end, locality);
             self.peers.complete(&ask, &mut prefix, behind).await
         } else {

@@ -1,16 +1,30 @@
 //! What the nodes of a cluster ask of one another.
 
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
 use bytes::Bytes;
 use kvstrata_proto::{
     peer::v1::{self as peer, peer_client::PeerClient},
+    router::v1 as router,
     v1,
 };
-use kvstrata_tiers::{error::Result, namespace::NamespaceId};
+use kvstrata_tiers::{error::Result, namespace::NamespaceId, tier::Tier};
 use tokio::time::Instant;
 use tonic::{Request, Streaming, metadata::MetadataValue};
 
-use super::{Client, Run, connect::MESSAGE_BYTES_MAX, lookup::answer, status::error_of};
-use crate::{auth::TENANT_HEADER, cluster::mirror::Update};
+use super::{
+    Client, Run, access::Carrier, connect::MESSAGE_BYTES_MAX, lookup::answer, status::error_of,
+};
+use crate::{
+    auth::TENANT_HEADER,
+    cluster::{mirror::Update, told::Told},
+    costs::{Locality, TierCost, TierState},
+    limits::OPENERS_TOLD_MAX,
+    openers::Opener,
+};
+
+/// Costs that are taken of what a node tells: of each tier at each distance.
+const COSTS_MAX: usize = Tier::ALL.len() * Locality::ALL.len();
 
 /// A lookup in the name of a tenant, as only nodes may make one.
 #[derive(Debug, Clone)]
@@ -65,14 +79,87 @@ impl Client {
     /// Safe: it changes nothing.
     pub(crate) async fn filter(&self, known: (u64, u64)) -> Result<FilterUpdates> {
         let (generation, version) = known;
-        let mut node = PeerClient::new(self.channel())
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX);
         let request = Request::new(peer::FilterRequest { generation, version });
-        let told = node.filter(request).await;
+        let told = self.node().filter(request).await;
         told.map(|told| FilterUpdates(told.into_inner()))
             .map_err(|status| error_of("ask for a filter", &status))
     }
+
+    /// Asks what the node tells of itself; the asker knows its openers of this version, 0 for none. If that is the
+    /// latest, none are told.
+    ///
+    /// # Errors
+    /// Whatever keeps the call from being answered.
+    ///
+    /// # Cancel safety
+    /// Safe: it changes nothing.
+    pub(crate) async fn tell(&self, openers_version: u64) -> Result<Told> {
+        let request = Request::new(peer::TellRequest { openers_version });
+        let told = self.node().tell(request).await;
+        let told = told.map_err(|status| error_of("ask what a node tells of itself", &status))?;
+        Ok(told_of(told.into_inner()))
+    }
+
+    fn node(&self) -> PeerClient<Carrier> {
+        PeerClient::new(self.channel())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+}
+
+/// What cannot be meant is left out.
+fn told_of(wire: peer::TellResponse) -> Told {
+    let mut openers: HashMap<NamespaceId, Vec<Opener>> = HashMap::new();
+    let now = Instant::now();
+    for peer::Opener { namespace_id, instance, host, zone } in
+        wire.openers.into_iter().take(OPENERS_TOLD_MAX)
+    {
+        let Ok(id) = <[u8; 32]>::try_from(&*namespace_id) else { continue };
+        let client_version = String::new();
+        let opener = Opener { instance, host, zone, client_version, at: now };
+        openers.entry(NamespaceId::from_bytes(id)).or_default().push(opener);
+    }
+    Told {
+        costs: wire.costs.iter().take(COSTS_MAX).filter_map(cost_of).collect(),
+        shared_memory: wire.shared_memory,
+        openers_version: wire.openers_version,
+        openers: Arc::new(openers),
+    }
+}
+
+fn cost_of(wire: &router::TierCost) -> Option<TierCost> {
+    let time = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).ok();
+    let tier = match wire.tier() {
+        router::Tier::Dram => Tier::Dram,
+        router::Tier::Nvme => Tier::Nvme,
+        router::Tier::Object => Tier::Object,
+        router::Tier::Unspecified => return None,
+    };
+    let locality = match wire.locality() {
+        router::Locality::SharedMemory => Locality::SharedMemory,
+        router::Locality::SameNode => Locality::SameNode,
+        router::Locality::SameZone => Locality::SameZone,
+        router::Locality::Remote => Locality::Remote,
+        router::Locality::Unspecified => return None,
+    };
+    let state = match wire.state() {
+        router::TierState::Unspecified | router::TierState::Ok => TierState::Ok,
+        router::TierState::Degraded => TierState::Degraded,
+        router::TierState::Down => TierState::Down,
+    };
+    let is_speed = wire.bandwidth.is_finite() && wire.bandwidth > 0.0;
+    is_speed.then_some(TierCost {
+        node: wire.node.clone(),
+        tier,
+        locality,
+        bandwidth: wire.bandwidth,
+        setup: time(wire.setup_ms)?,
+        queue: time(wire.queue_ms)?,
+        queued_bytes: wire.queued_bytes,
+        in_flight: wire.in_flight,
+        state,
+        sample_age: (!wire.assumed).then(|| Duration::from_millis(wire.sample_age_ms.into())),
+    })
 }
 
 impl FilterUpdates {

@@ -1,5 +1,5 @@
-//! Asks other members for what this node lacks of a lookup, as [`plan`](super::plan) says, in a few rounds and within
-//! a deadline.
+//! Asks other members for what this node lacks of a lookup, or of a router's prompt, as [`plan`](super::plan) says, in
+//! a few rounds and within a deadline.
 //!
 //! A member that does not answer in time, or with an error, costs its blocks and nothing else: the lookup goes on with
 //! what the others and this node have, and says that it is partial. That member is asked no more until it has answered
@@ -7,7 +7,7 @@
 //!
 //! Each round but the last may take half of the time that is left: one that is slow leaves time to ask others.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     client::{self, PeerLookup},
-    limits::{FANOUT_DEADLINE, FANOUT_DEADLINE_OF_HASH, FANOUT_ROUNDS_MAX},
+    limits::{FANOUT_DEADLINE, FANOUT_DEADLINE_OF_HASH, FANOUT_PATIENCE_MIN, FANOUT_ROUNDS_MAX},
     members::Roster,
     metrics::{FanoutMetrics, PeerAnswer},
 };
@@ -43,6 +43,16 @@ pub struct Ask<'a> {
     pub packed: Bytes,
     /// Host and zone of where the blocks would be loaded.
     pub reader: (&'a str, &'a str),
+    /// The others that may be asked.
+    pub peers: &'a [Arc<Peer>],
+    /// What is not answered by then is not waited for.
+    pub deadline: Instant,
+}
+
+/// How long a lookup of so many hashes waits for others.
+#[must_use]
+pub fn patience(hashes: usize) -> Duration {
+    FANOUT_DEADLINE + FANOUT_DEADLINE_OF_HASH * u32::try_from(hashes).unwrap_or(u32::MAX)
 }
 
 impl Peers {
@@ -58,10 +68,8 @@ impl Peers {
         own: impl Fn(u32) -> Vec<Found>,
     ) -> bool {
         let started = Instant::now();
-        let hashes = u32::try_from(ask.hashes.len()).unwrap_or(u32::MAX);
-        let deadline = started + FANOUT_DEADLINE + FANOUT_DEADLINE_OF_HASH * hashes;
-        let peers = self.list();
-        let mut sightings = ask.sightings(&peers, prefix.end());
+        let (peers, deadline) = (ask.peers, ask.deadline);
+        let mut sightings = ask.sightings(prefix.end());
         let mut asked = 0;
         for round in 1..=FANOUT_ROUNDS_MAX {
             let questions = prefix.questions(&sightings);
@@ -80,7 +88,7 @@ impl Peers {
             });
             prefix.take(join_all(answers).await);
             prefix.extend(own(prefix.end()));
-            sightings = ask.sightings(&peers, prefix.end());
+            sightings = ask.sightings(prefix.end());
         }
         if asked > 0 {
             let added = prefix.blocks_of_others(Roster::OWN);
@@ -96,13 +104,13 @@ impl Peers {
 
 impl Ask<'_> {
     /// What is known of the members at a position, in the order in which equals are asked.
-    fn sightings(&self, peers: &[Arc<Peer>], position: u32) -> Vec<Sighting> {
+    fn sightings(&self, position: u32) -> Vec<Sighting> {
         let digester = Digester::new(self.namespace.id());
         let rest = self.hashes.skip(usize::try_from(position).unwrap_or(usize::MAX));
         let Some(first) = rest.iter().next() else { return Vec::new() };
         let first = digester.digest(&first);
         let place = |peer: &Arc<Peer>| precedence(first, peer.index(), peer.is_near(self.reader));
-        let mut near: Vec<_> = peers.iter().map(|peer| (place(peer), peer)).collect();
+        let mut near: Vec<_> = self.peers.iter().map(|peer| (place(peer), peer)).collect();
         near.sort_unstable_by_key(|(place, _)| *place);
         let sighting = |peer: &Peer| Sighting {
             member: peer.index(),
@@ -133,6 +141,7 @@ impl Ask<'_> {
             asked: end.saturating_sub(start),
             reader: self.reader,
         };
+        let given = until.saturating_duration_since(Instant::now());
         let answered = timeout_at(until, client.lookup_for(lookup)).await;
         let (answer, found) = judge(answered.ok());
         metrics.record_answer(answer);
@@ -142,7 +151,9 @@ impl Ask<'_> {
                 answer = answer.name(),
                 "a member did not answer a lookup"
             );
-            peer.went_away();
+            if answer != PeerAnswer::Late || given >= FANOUT_PATIENCE_MIN {
+                peer.went_away();
+            }
         }
         let found = found?.into_iter().map(|run| Found {
             run: Run {

@@ -23,6 +23,7 @@ mod push;
 mod seal;
 pub(crate) mod second;
 mod seeds;
+pub mod told;
 mod transport;
 mod view;
 

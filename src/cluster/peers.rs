@@ -1,8 +1,8 @@
 //! The other members, as this node reaches them: a connection to each, and its filter.
 //!
-//! Every member has a task that asks for its filter each second and takes what is new. One that does not answer is
-//! asked less and less often; its filter stays, and says nothing any more of what it lacks once it is
-//! [too old](FILTER_AGE_MAX). What has left the list is dropped with all that was known of it.
+//! Every member has a task that asks for its filter each second and takes what is new, and then for what else it
+//! [tells](Told). One that does not answer is asked less and less often; its filter stays, and says nothing any more of
+//! what it lacks once it is [too old](FILTER_AGE_MAX). What has left the list is dropped with all that was known of it.
 //!
 //! All filters together take no more than their share of memory: one that does not fit is not kept, and its member is
 //! asked nothing. A member's filter takes no more than [`FILTER_BYTES_PER_SECOND`], on average.
@@ -29,9 +29,11 @@ use super::{
     feed::Feed,
     filter::Filter,
     mirror::{Mirror, Room},
+    told::Told,
 };
 use crate::{
     client::{Client, ClientOptions},
+    costs::Locality,
     limits::{FILTER_AGE_MAX, FILTER_BYTES_PER_SECOND, FILTER_INTERVAL, PEER_DEADLINE, PEER_RETRY},
     members::{Member, Members, Roster},
     metrics::{FanoutMetrics, FilterOf},
@@ -44,6 +46,7 @@ pub struct Peer {
     member: Member,
     client: RwLock<Option<Client>>,
     mirror: RwLock<Mirror>,
+    told: RwLock<Arc<Told>>,
     /// When it was last known what its filter is.
     heard: Mutex<Option<Instant>>,
     /// It has not answered a lookup; it is not asked for another one before it has told its filter.
@@ -60,6 +63,7 @@ impl Peer {
             member,
             client: RwLock::default(),
             mirror: RwLock::new(Mirror::new(room.clone())),
+            told: RwLock::default(),
             heard: Mutex::default(),
             is_away: AtomicBool::new(false),
             ask_now: Notify::new(),
@@ -81,9 +85,30 @@ impl Peer {
 
     /// Whether it is on this host, or in this zone; empty ones are unknown.
     #[must_use]
-    pub fn is_near(&self, (host, zone): (&str, &str)) -> bool {
+    pub fn is_near(&self, place: (&str, &str)) -> bool {
+        self.locality(place) != Locality::Remote
+    }
+
+    /// How far it is from an engine on this host in this zone; empty ones are unknown.
+    #[must_use]
+    pub fn locality(&self, (host, zone): (&str, &str)) -> Locality {
         let is_same = |ours: &str, theirs: &str| !ours.is_empty() && ours == theirs;
-        is_same(&self.member.host, host) || is_same(&self.member.zone, zone)
+        if is_same(&self.member.host, host) {
+            return match self.told.read().shared_memory {
+                true => Locality::SharedMemory,
+                false => Locality::SameNode,
+            };
+        }
+        match is_same(&self.member.zone, zone) {
+            true => Locality::SameZone,
+            false => Locality::Remote,
+        }
+    }
+
+    /// What it has told of itself.
+    #[must_use]
+    pub fn told(&self) -> Arc<Told> {
+        Arc::clone(&self.told.read())
     }
 
     /// The connection to it, once there is one.
@@ -133,7 +158,17 @@ impl Peer {
         }
         *self.heard.lock() = Some(Instant::now());
         self.is_away.store(false, Ordering::Relaxed);
+        self.hear(&client).await;
         Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
+
+    /// Asks what else it tells of itself. What it does not tell stays as it was: its blocks can be found anyway.
+    async fn hear(&self, client: &Client) {
+        let known = self.told();
+        match soon(client.tell(known.openers_version)).await {
+            Ok(told) => *self.told.write() = Arc::new(known.followed_by(told)),
+            Err(error) => debug!(member = self.name(), %error, "a member does not tell its costs"),
+        }
     }
 
     async fn connected(&self, options: &ClientOptions) -> Result<Client> {
@@ -173,7 +208,7 @@ impl Peer {
 
 /// Waits for an answer no longer than members may take for one.
 async fn soon<T>(answer: impl Future<Output = Result<T>>) -> Result<T> {
-    let late = |_elapsed| Error::new(ErrorKind::Timeout, "filter: no answer in time");
+    let late = |_elapsed| Error::new(ErrorKind::Timeout, "a member: no answer in time");
     timeout(PEER_DEADLINE, answer).await.map_err(late)?
 }
 
@@ -294,6 +329,24 @@ impl Peer {
     }
 }
 
+#[cfg(test)]
+impl Peer {
+    /// A member that nobody connects to, as tests want it.
+    pub(crate) fn stand_in(member: Member, told: Told) -> Arc<Self> {
+        let peer = Self::new(member, &Room::new(0));
+        *peer.told.write() = Arc::new(told);
+        Arc::new(peer)
+    }
+}
+
+#[cfg(test)]
+impl Peers {
+    /// These are there now.
+    pub(crate) fn be(&self, list: Vec<Arc<Peer>>) {
+        *self.shared.list.write() = list.into();
+    }
+}
+
 impl fmt::Debug for Peers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Peers").field("count", &self.list().len()).finish_non_exhaustive()
@@ -366,5 +419,19 @@ mod tests {
         assert_eq!((peer.with_filter(|_| 5), peer.with_filter(|_| 0)), (Some(5), None));
         assert!(peer.is_near(("", "zone-1")) && !peer.is_near(("", "zone-0")));
         assert!(!peer.is_near(("", "")));
+    }
+
+    #[test]
+    fn an_engine_is_as_far_from_a_member_as_both_say() {
+        let member = || Member { host: "h1".to_owned(), ..member(1, "a:1") };
+        let peer = Peer::stand_in(member(), Told::default());
+        let places = [("h1", ""), ("h2", "zone-1"), ("h2", "zone-0"), ("", "")];
+        let near = Locality::SameNode;
+        let expected = [near, Locality::SameZone, Locality::Remote, Locality::Remote];
+        assert_eq!(places.map(|place| peer.locality(place)), expected);
+        let shares = Peer::stand_in(member(), Told { shared_memory: true, ..Told::default() });
+        assert_eq!(shares.locality(("h1", "zone-0")), Locality::SharedMemory);
+        let nowhere = Peer::stand_in(Member::default(), Told::default());
+        assert_eq!(nowhere.locality(("", "")), Locality::Remote);
     }
 }

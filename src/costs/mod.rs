@@ -230,12 +230,16 @@ impl Costs {
     #[must_use]
     pub fn locality(&self, node: &str, zone: &str) -> Locality {
         match self.network_locality(node, zone) {
-            // Relaxed: an estimate.
-            Locality::SameNode if self.shared.is_seen.load(Ordering::Relaxed) => {
-                Locality::SharedMemory
-            }
+            Locality::SameNode if self.is_shared() => Locality::SharedMemory,
             locality => locality,
         }
+    }
+
+    /// Whether engines on this host load by shared memory, as the last one did that has loaded.
+    #[must_use]
+    pub(crate) fn is_shared(&self) -> bool {
+        // Relaxed: an estimate.
+        self.shared.is_seen.load(Ordering::Relaxed)
     }
 
     /// The same for what goes over the network.

@@ -171,6 +171,8 @@ label_values! {
         RouterReport = "router_report",
         /// Another node, of which blocks there may be here.
         PeerFilter = "peer_filter",
+        /// Another node, of what routers are to be told of this one.
+        PeerTell = "peer_tell",
         /// Which blocks there are, asked as Dynamo does.
         CheckBlocks = "check_blocks",
         /// An operator has the node leave.

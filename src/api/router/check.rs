@@ -49,7 +49,7 @@ impl RouterService {
             let among = question.model.map_or(Among::All, Among::Model);
             let asked = Asked::Hashes64 { scheme: Scheme::Dynamo, chained: false, hashes };
             let prompt = Prompt { among, block_tokens: 0, asked, total_blocks: 0 };
-            let blocks = self.node.prefix_blocks(bearer, &prompt)?;
+            let blocks = self.node.prefix_blocks(bearer, &prompt).await?;
             let ranges = if blocks > 0 { vec![[0, blocks]] } else { Vec::new() };
             Ok(Answer { ranges })
         })

@@ -304,12 +304,12 @@ fn prompt_answer(node: &Node, found: &Found, advised: Vec<Advised>) -> wire::Pro
     for known in &found.prefixes {
         places.push(count(prefixes.len()));
         if known.blocks() > 0 {
-            prefixes.push(prefix(node, known));
+            prefixes.push(prefix(node, found, known));
         }
     }
     let instance = |advised: Advised| {
         let place = places.get(advised.offer.prefix).copied().unwrap_or_default();
-        instance(node, advised, place)
+        instance(node, found, advised, place)
     };
     wire::PromptAnswer {
         total_blocks: found.total_blocks,
@@ -319,31 +319,36 @@ fn prompt_answer(node: &Node, found: &Found, advised: Vec<Advised>) -> wire::Pro
     }
 }
 
-fn prefix(node: &Node, prefix: &Prefix) -> wire::Prefix {
-    let run = |run: &kvstrata_tiers::tier::Run| wire::Run {
+/// What a member that has something of what was found is called.
+fn holder(node: &Node, found: &Found, index: u32) -> String {
+    found.others.name(index).unwrap_or(&node.name).to_owned()
+}
+
+fn prefix(node: &Node, found: &Found, prefix: &Prefix) -> wire::Prefix {
+    let run = |(at, run): (usize, &kvstrata_tiers::tier::Run)| wire::Run {
         start: run.start,
         end: run.end,
         tier: tier(run.tier).into(),
-        holder: node.name.clone(),
+        holder: holder(node, found, prefix.holder(at)),
         bytes: run.bytes,
     };
     wire::Prefix {
         namespace_id: prefix.namespace.id().as_bytes().to_vec().into(),
         blocks: prefix.blocks(),
-        runs: prefix.runs.iter().map(run).collect(),
+        runs: prefix.runs.iter().enumerate().map(run).collect(),
         block_tokens: prefix.namespace.block_tokens(),
         block_bytes: prefix.namespace.layout().block_bytes(),
     }
 }
 
-fn instance(node: &Node, advised: Advised, prefix: u32) -> wire::InstanceAnswer {
+fn instance(node: &Node, found: &Found, advised: Advised, prefix: u32) -> wire::InstanceAnswer {
     let break_even = advised.break_even.map(Option::unwrap_or_default);
     let offer = advised.offer;
     wire::InstanceAnswer {
         instance: advised.instance,
         prefix,
         blocks: Some(by_tier(offer.by_tier())),
-        segments: offer.pieces.iter().map(|piece| segment(node, piece)).collect(),
+        segments: offer.pieces.iter().map(|piece| segment(node, found, piece)).collect(),
         found_blocks: offer.blocks(),
         best_blocks: advised.best_blocks,
         load_ms: advised.load_ms,
@@ -358,12 +363,12 @@ fn by_tier([dram, nvme, object]: [u32; 3]) -> wire::TierBlocks {
     wire::TierBlocks { dram, nvme, object }
 }
 
-fn segment(node: &Node, piece: &Piece) -> wire::Segment {
+fn segment(node: &Node, found: &Found, piece: &Piece) -> wire::Segment {
     wire::Segment {
         start: piece.start,
         end: piece.end,
         tier: tier(piece.tier).into(),
-        holder: node.name.clone(),
+        holder: holder(node, found, piece.holder),
         locality: locality(piece.locality).into(),
         bytes: piece.bytes,
         est_load_ms: piece.cost.ms(piece.blocks()),

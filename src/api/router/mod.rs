@@ -174,6 +174,11 @@ impl router_server::Router for RouterService {
     }
 }
 
+/// What loading costs at a node.
+pub(super) fn costs(node: &Node) -> Vec<wire::TierCost> {
+    node.costs.snapshot().iter().map(|cost| convert::tier_cost(node, cost)).collect()
+}
+
 impl Node {
     async fn router_lookup(
         self: &Arc<Self>,
@@ -186,7 +191,7 @@ impl Node {
             epoch: self.advice.epoch(),
             as_of_ms: now_unix_ms(),
             ttl_ms: millis(ROUTER_TTL),
-            tiers: self.wire_tier_costs(),
+            tiers: costs(self),
             ..convert::lookup(self, answer)
         })
     }
@@ -204,10 +209,6 @@ impl Node {
             ttl_ms: millis(ROUTER_TTL),
             ..convert::scores(&contest.candidates, outcome)
         })
-    }
-
-    fn wire_tier_costs(&self) -> Vec<wire::TierCost> {
-        self.costs.snapshot().iter().map(|cost| convert::tier_cost(self, cost)).collect()
     }
 
     fn router_reserve(

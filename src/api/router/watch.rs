@@ -69,7 +69,7 @@ impl Node {
             let update = wire::TierUpdate {
                 epoch: node.advice.epoch(),
                 as_of_ms: now_unix_ms(),
-                tiers: node.wire_tier_costs(),
+                tiers: super::costs(&node),
             };
             Some((Ok(update), ((node, changes, end), Some(Instant::now()))))
         }))
