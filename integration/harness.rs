@@ -60,6 +60,7 @@ struct Addresses {
     bulk: Option<String>,
     gossip: Option<String>,
     admin: Option<String>,
+    resp: Option<String>,
 }
 
 impl Builder {
@@ -179,6 +180,11 @@ impl Server {
     /// `host:port` of the admin listener.
     pub(crate) fn admin(&self) -> &str {
         self.addresses.admin.as_deref().unwrap()
+    }
+
+    /// `host:port` of RESP.
+    pub(crate) fn resp(&self) -> &str {
+        self.addresses.resp.as_deref().unwrap()
     }
 
     /// A connection of its own.

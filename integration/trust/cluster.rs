@@ -240,7 +240,7 @@ async fn a_node_with_another_secret_is_never_a_member() {
     // Nor is its word taken where gossip is not asked.
     let said: BTreeMap<_, _> = [other, CLUSTER_SECRET]
         .into_iter()
-        .map(|secret| (secret, token_of(secret, "default")))
+        .map(|secret| (secret, token_of(secret, "kvstrata")))
         .collect();
     for (secret, token) in said {
         let way = ClientOptions { acting_for: Some("a".to_owned()), ..ClientOptions::default() };

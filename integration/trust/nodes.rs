@@ -42,8 +42,14 @@ impl Nodes {
     pub(super) fn new(mode: &'static str) -> Self {
         let (files, ca) = (Files::new(), Ca::new());
         files.write("ca", &ca.pem());
-        let nodes =
-            Self { files, ca, mode, trusted: Vec::new(), servers: Vec::new(), home: cluster_home() };
+        let nodes = Self {
+            files,
+            ca,
+            mode,
+            trusted: Vec::new(),
+            servers: Vec::new(),
+            home: cluster_home(),
+        };
         nodes.give("client", &nodes.ca);
         nodes
     }

@@ -61,7 +61,7 @@ impl Running {
         }
         assert_eq!(report["put_outcomes"]["duplicate_differs"], 0);
         let found = hits(&report) * number("block_bytes");
-        assert!(number("checked_bytes") == found && found > 0, "{report}");
+        assert!((1..=found).contains(&number("checked_bytes")), "{report}");
         report
     }
 }

@@ -26,6 +26,9 @@ mod seeds;
 mod transport;
 mod view;
 
+#[cfg(test)]
+mod recorded_tests;
+
 use std::sync::Arc;
 
 use crate::{client::ClientOptions, node::Node};

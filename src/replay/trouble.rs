@@ -3,10 +3,7 @@
 //! Some rules hold for every server. Others hold only for one that was left alone: one that is killed
 //! forgets what it had not written, and its own counts with it, and is held to its ledger instead.
 
-use super::{
-    Disturbance, ReplayOptions,
-    report::Measured,
-};
+use super::{Disturbance, ReplayOptions, report::Measured};
 use crate::trace::Trace;
 
 /// What was found so far.
