@@ -36,6 +36,8 @@ pub(crate) struct Builder {
     open_files: Option<u32>,
     home: Option<PathBuf>,
     wrapper: Vec<String>,
+    /// Another program than the one that was built.
+    program: Option<PathBuf>,
     /// Where gRPC and HTTP listen; on free ports of this host if it is not said.
     at: Option<[String; 2]>,
 }
@@ -58,6 +60,7 @@ struct Addresses {
     bulk: Option<String>,
     gossip: Option<String>,
     admin: Option<String>,
+    resp: Option<String>,
 }
 
 impl Builder {
@@ -90,6 +93,12 @@ impl Builder {
         self
     }
 
+    /// Runs this program in place of the one that was built.
+    pub(crate) fn program(mut self, program: &Path) -> Self {
+        self.program = Some(program.to_owned());
+        self
+    }
+
     /// Lets it listen at an address of its own, on the ports that are the default.
     pub(crate) fn at(mut self, address: &str) -> Self {
         self.at = Some([9400, 9401].map(|port| format!("{address}:{port}")));
@@ -117,7 +126,9 @@ impl Builder {
         let home = self.home.as_deref().or(own.as_ref().map(tempfile::TempDir::path)).unwrap();
         let [grpc, http] =
             self.at.unwrap_or_else(|| ["127.0.0.1:0", "127.0.0.1:0"].map(str::to_owned));
-        let mut child = wrapped(limited(command_at(home), self.open_files), &self.wrapper)
+        let built = Path::new(env!("CARGO_BIN_EXE_kvstrata"));
+        let bare = command_of(self.program.as_deref().unwrap_or(built), home);
+        let mut child = wrapped(limited(bare, self.open_files), &self.wrapper)
             .args(["serve", "--print-addresses"])
             .args(["--set", &format!("server.grpc_listen={grpc}"), "--http-listen", &http])
             .args(self.arguments)
@@ -169,6 +180,11 @@ impl Server {
     /// `host:port` of the admin listener.
     pub(crate) fn admin(&self) -> &str {
         self.addresses.admin.as_deref().unwrap()
+    }
+
+    /// `host:port` of RESP.
+    pub(crate) fn resp(&self) -> &str {
+        self.addresses.resp.as_deref().unwrap()
     }
 
     /// A connection of its own.
@@ -275,23 +291,31 @@ impl Server {
     }
 }
 
+/// The secret of the clusters of tests.
+pub(crate) const CLUSTER_SECRET: [u8; 32] = [0x5e; 32];
+
 /// Where the nodes of one cluster keep the secret that they share.
 pub(crate) fn cluster_home() -> tempfile::TempDir {
+    home_of(CLUSTER_SECRET)
+}
+
+/// Where nodes keep this secret.
+pub(crate) fn home_of(secret: [u8; 32]) -> tempfile::TempDir {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("kvstrata/identity");
     std::fs::create_dir(home.path().join("kvstrata")).unwrap();
-    std::fs::write(&path, "5e".repeat(32)).unwrap();
+    std::fs::write(&path, hex::encode(secret)).unwrap();
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     home
 }
 
 /// The built binary with an environment that holds no settings of whoever runs the tests.
 pub(crate) fn command(configuration: &tempfile::TempDir) -> Command {
-    command_at(configuration.path())
+    command_of(Path::new(env!("CARGO_BIN_EXE_kvstrata")), configuration.path())
 }
 
-fn command_at(home: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvstrata"));
+fn command_of(program: &Path, home: &Path) -> Command {
+    let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("KV_") {
             command.env_remove(name);

@@ -1,7 +1,11 @@
 //! Who may come in, and how: tokens and TLS on every listener of real servers.
 
+mod cluster;
+mod nodes;
 mod pki;
 mod quotas;
+mod renewal;
+mod replays;
 mod rotation;
 mod secrets;
 mod start;

@@ -28,6 +28,9 @@ Examples:
     kvstrata replay trace.jsonl.zst --endpoint 127.0.0.1:9400 --kv-sample blocks.kv
   Against a cluster, each of eight engines at its home:
     kvstrata replay trace.jsonl.zst --endpoint kvstrata-0:9400,kvstrata-1:9400 --clients 8
+  The same behind TLS, for the tenant of a token, with engines of other names:
+    KVSTRATA_TOKEN=... kvstrata replay trace.jsonl.zst --tls-ca ca.pem --instance vllm \
+        --endpoint kvstrata-0:9400,kvstrata-1:9400 --clients 8
   With an nvme tier, killing the server every 50 to 400 requests:
     kvstrata replay trace.jsonl.zst --nvme 8GiB --durable --crash-every 50..400 --clients 4
   Everything encrypted, and by the bulk port:
@@ -82,6 +85,10 @@ pub struct Args {
     /// Who this is for a running server, and how that is made sure of.
     #[command(flatten)]
     pub access: Access,
+
+    /// What routers and nodes call the engines, each with a number behind it
+    #[arg(long, value_name = "NAME", default_value = "replay")]
+    pub instance: String,
 
     /// The server that is started asks for a token and speaks TLS, by a certificate made for it
     #[arg(long)]
@@ -169,7 +176,7 @@ pub async fn run(args: Args) -> Result<()> {
         block_bytes,
         source,
         durable: args.durable,
-        client: ClientOptions { path: args.path, ..client },
+        client: ClientOptions { path: args.path, instance: Some(args.instance.clone()), ..client },
     };
     let report = tokio::select! {
         report = drive(&args, trace, &options, &mut server) => report,

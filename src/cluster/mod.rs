@@ -27,6 +27,9 @@ pub mod told;
 mod transport;
 mod view;
 
+#[cfg(test)]
+mod recorded_tests;
+
 use std::sync::Arc;
 
 use crate::{client::ClientOptions, node::Node};

@@ -140,6 +140,7 @@ pub async fn replay_disturbed(
         before: Stats::default(),
         after: with_counts(after, &killed),
         opt: upper_bound(trace, None).await?,
+        servers: 1,
         disturbance: Some(disturbance),
     };
     Ok(Report::new(&shared.trace, options, &measured))

@@ -54,7 +54,8 @@ struct Request {
 impl Driver {
     /// Connects, opens the trace's namespace and a session.
     pub(super) async fn connect(shared: Shared, number: usize) -> Result<Self> {
-        let name = format!("replay/{number}");
+        let engines = shared.client.instance.as_deref().unwrap_or("replay");
+        let name = format!("{engines}/{number}");
         let link = Link::open(&shared, &name).await?;
         let checker = Checker::new(shared.source.clone(), shared.block_bytes as usize);
         Ok(Self { name, shared, link, checker, tally: Tally::new()? })

@@ -67,8 +67,7 @@ impl Link {
     pub(super) async fn open_at(shared: &Shared, serving: Serving, name: &str) -> Result<Self> {
         let Serving { generation, endpoint } = serving;
         let endpoint = endpoint.unwrap_or_default();
-        let instance = shared.client.instance.clone().or_else(|| Some(name.to_owned()));
-        let options = ClientOptions { instance, ..shared.client.clone() };
+        let options = ClientOptions { instance: Some(name.to_owned()), ..shared.client.clone() };
         let client = Client::connect(&endpoint, options).await?;
         let handle = client.open(namespace(shared)).await?;
         let session = client.session(name).await?;

@@ -121,7 +121,8 @@ pub async fn replay(
     let elapsed = started.elapsed();
     let after = watcher.stats().await?;
     let opt = upper_bound(trace, capacity_blocks(&before, &after)).await?;
-    let measured = Measured { tally, elapsed, before, after, opt, disturbance: None };
+    let servers = watcher.servers();
+    let measured = Measured { tally, elapsed, before, after, servers, opt, disturbance: None };
     Ok(Report::new(&shared.trace, options, &measured))
 }
 

@@ -130,6 +130,8 @@ pub(super) struct Measured {
     pub(super) elapsed: Duration,
     pub(super) before: Stats,
     pub(super) after: Stats,
+    /// Servers that blocks may be at.
+    pub(super) servers: usize,
     pub(super) opt: Opt,
     pub(super) disturbance: Option<Disturbance>,
 }
@@ -175,15 +177,26 @@ impl Report {
             corrupt_blocks: got.corrupt_here,
             lease_failures: tally.lease_failures,
             gone_blocks: tally.gone,
-            evicted_blocks: evicted(&measured.after).saturating_sub(evicted(&measured.before)),
+            evicted_blocks: measured.left(),
             disturbance: measured.disturbance.clone(),
             problems: problems(trace, options, measured),
         }
     }
 }
 
-pub(super) fn evicted(stats: &Stats) -> u64 {
-    stats.tiers.iter().map(|tier| tier.evicted_blocks).sum()
+impl Measured {
+    /// Blocks that have left a tier meanwhile, as the servers count. They do not tell that to a tenant, of whom those
+    /// have left that it has stored and that are not among its blocks now.
+    pub(super) fn left(&self) -> u64 {
+        let Self { tally, before, after, .. } = self;
+        if after.tiers.is_empty() {
+            let kept = after.index_blocks.saturating_sub(before.index_blocks);
+            return tally.put.stored.saturating_sub(kept);
+        }
+        let evicted =
+            |stats: &Stats| stats.tiers.iter().map(|tier| tier.evicted_blocks).sum::<u64>();
+        evicted(after).saturating_sub(evicted(before))
+    }
 }
 
 impl Verb {

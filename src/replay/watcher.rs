@@ -24,6 +24,12 @@ impl Watcher {
         }
     }
 
+    /// How many servers there are, as far as those that were asked know.
+    pub(super) fn servers(&self) -> usize {
+        let known = self.0.iter().map(|client| client.members().list.len()).max();
+        known.unwrap_or(0).max(self.0.len())
+    }
+
     /// Their sums.
     pub(super) async fn stats(&self) -> Result<Stats> {
         let mut sum = Stats::default();
@@ -56,6 +62,7 @@ fn join(mut sum: Stats, one: Stats) -> Stats {
     sum.lookups.object += object;
     sum.lookups.pending += pending;
     sum.lookups.miss += miss;
+    sum.index_blocks += one.index_blocks;
     sum.leases += one.leases;
     sum.staging_bytes += one.staging_bytes;
     sum.duplicate_differs += one.duplicate_differs;
