@@ -37,7 +37,7 @@ fn bytes(text: &str) -> Vec<u8> {
 }
 
 /// The message has these bytes, and is read from them also with a field more.
-fn assert_golden<M: Message + Default + PartialEq>(message: &M, golden: &[u8]) {
+fn assert_golden<M: Message + Default + PartialEq + std::fmt::Debug>(message: &M, golden: &[u8]) {
     assert_eq!(hex::encode(message.encode_to_vec()), hex::encode(golden));
     let later = [golden, &bytes(UNKNOWN)].concat();
     for read in [golden, &later] {

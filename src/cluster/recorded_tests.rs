@@ -138,7 +138,7 @@ async fn heard(process: &ChitchatHandle, name: &str) -> BTreeMap<String, String>
         loop {
             let found = process.with_chitchat(|chitchat| {
                 let mut states = chitchat.node_states().iter();
-                let (_, state) = states.find(|(id, _)| id.node_id == name)?;
+                let (_, state) = states.find(|(id, _)| *id.node_id == *name)?;
                 let said = state.key_values();
                 Some(said.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
             });
