@@ -89,6 +89,12 @@ python_package() {
   "$python" -m pytest --quiet -p no:cacheprovider python/tests
 }
 
+# The commands of docs/operations.md; where they cannot be run, a line on stderr says so.
+operations() {
+  { .venv/bin/python -m pytest --quiet -s -p no:cacheprovider integration/operations 2>&1 1>&3 \
+    | tee -a "$test_errors" >&2; } 3>&1
+}
+
 # The console in a real browser.
 console() {
   local browser
@@ -144,6 +150,7 @@ part 'docs' docs
 part 'tests' tests
 part 'chart pods' chart_pods
 part 'python package' python_package
+part 'operations' operations
 part 'console' console
 part 'dynamo' dynamo_indexer
 part 'vllm' vllm_engine
