@@ -168,7 +168,13 @@ async fn a_watcher_follows_until_the_server_stops_and_does_not_hold_it_up() {
     let start = tokio::time::Instant::now();
     server.stop(&[]).await;
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    let ended = updates.next().await.unwrap_err();
+    // It may be told that all is gone before it ends.
+    let ended = loop {
+        match updates.next().await {
+            Ok(told) => assert!(!matches!(told.update, Some(Update::Blocks(_))), "{told:?}"),
+            Err(ended) => break ended,
+        }
+    };
     assert_eq!(ended.kind(), ErrorKind::Unavailable, "{ended}");
 }
 
@@ -224,10 +230,10 @@ async fn what_is_streamed_comes_as_lines_of_json_too() {
     let start = tokio::time::Instant::now();
     server.stop(&[]).await;
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    // It is told that all is gone before it ends.
-    assert_eq!(watch.next().await.unwrap()["reset"]["reason"], "this node leaves");
-    assert_eq!(watch.next().await.unwrap()["snapshotEnd"], json!({}));
-    assert_eq!(watch.next().await, None);
+    // It may be told that all is gone before it ends.
+    while let Some(told) = watch.next().await {
+        assert!(told.get("blocks").is_none(), "{told}");
+    }
     while costs.next().await.is_some() {}
 }
 

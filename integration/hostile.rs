@@ -48,7 +48,8 @@ const GROWN_BYTES_MAX: u64 = 96 << 20;
 /// For all of it, on a machine that does something else.
 const ALL_WAIT: Duration = Duration::from_secs(240);
 /// What a node says of it.
-const EXPECTED: &[&str] = &["member"];
+const EXPECTED: &[&str] =
+    &["member", "message rejected by peer", "remotely-reset pending-accept streams"];
 
 /// What is sent to a node, and how often.
 struct Hostile {
