@@ -51,6 +51,29 @@ install_browser() {
     || say 'no browser could be installed: the tests of the console will be skipped'
 }
 
+# The dashboards and alerts are put to a Prometheus. Debian's package would start it as a service.
+install_prometheus() {
+  if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+    say 'no prometheus: the tests of the dashboards will be skipped'
+    return
+  fi
+  say 'installing: prometheus'
+  local policy=/usr/sbin/policy-rc.d
+  export DEBIAN_FRONTEND=noninteractive
+  # Whoever asks before a package starts a service is told no, for as long as this takes.
+  if [[ ! -e $policy ]]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+  fi
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends prometheus >/dev/null \
+    || say 'no prometheus could be installed: the tests of the dashboards will be skipped'
+  if command -v systemctl >/dev/null; then
+    systemctl --quiet disable prometheus prometheus-node-exporter 2>/dev/null || true
+  fi
+}
+
 check_rust() {
   if ! cargo --version >/dev/null 2>&1; then
     say 'no Rust toolchain: install Rust 1.95 or newer with rustup, then run this again'
@@ -115,4 +138,7 @@ if ((${#missing[@]} > 0)); then
 fi
 if [[ $tests == yes ]] && ! has_browser; then
   install_browser
+fi
+if [[ $tests == yes ]] && ! command -v promtool >/dev/null; then
+  install_prometheus
 fi

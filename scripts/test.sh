@@ -107,6 +107,12 @@ console() {
   echo "$skip_mark"'console: no browser is installed, and none could be)' | tee -a "$test_errors" >&2
 }
 
+# Dashboards and alerts against a real Prometheus; without one, a line on stderr says so.
+dashboards() {
+  { .venv/bin/python -m pytest --quiet -s -p no:cacheprovider integration/dashboards 2>&1 1>&3 \
+    | tee -a "$test_errors" >&2; } 3>&1
+}
+
 # A real vLLM on this CPU.
 vllm_engine() {
   if [[ $(uname -m) != x86_64 ]]; then
@@ -152,5 +158,6 @@ part 'chart pods' chart_pods
 part 'python package' python_package
 part 'operations' operations
 part 'console' console
+part 'dashboards' dashboards
 part 'dynamo' dynamo_indexer
 part 'vllm' vllm_engine

@@ -66,6 +66,7 @@ class Browser:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.statuses: dict[str, int] = {}
+        self._loaded = False
         self._session: str | None = None
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
@@ -93,10 +94,15 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, url: str) -> None:
-        """Goes to a page; what the page before did is forgotten."""
+        """Goes to a page, and returns when its scripts have run; what the page before did is
+        forgotten."""
         self.errors.clear()
         self.requests.clear()
+        self._loaded = False
         self._call("Page.navigate", url=url)
+        end = time.monotonic() + DEADLINE_SECONDS
+        while not self._loaded:
+            self._note(self._next(end, f"the page {url}"))
 
     def run(self, expression: str) -> Any:
         """What an expression of the page is, once it is settled."""
@@ -172,6 +178,8 @@ class Browser:
             self.errors.append(json.dumps(params["args"]))
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.errors.append(params["entry"]["text"])
+        elif method == "Page.loadEventFired":
+            self._loaded = True
         elif method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
         elif method == "Network.responseReceived":

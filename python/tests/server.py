@@ -60,6 +60,7 @@ class Server:
         self.http = addresses["http"]
         self.bulk = addresses.get("bulk") or self.bulk
         self.resp = addresses.get("resp")
+        self.gossip = addresses.get("gossip")
 
     def kill(self) -> None:
         """Ends it at once, whatever it is doing."""

@@ -132,7 +132,7 @@ function showTiers(state) {
     const state_ = tier.state === "ok" ? [] : [element("span", "flag", tier.state)];
     const made = element("div", "tier",
       element("p", "line", element("span", "name", element("i", `swatch ${tier.tier}`), tier.tier), ...state_, element("span", "", `${bytes(tier.used_bytes)}${of}`)),
-      bar([[tier.tier, tier.used_bytes]], tier.capacity_bytes, `${tier.tier} holds ${bytes(tier.used_bytes)}${of}`),
+      ...(tier.capacity_bytes > 0 ? [bar([[tier.tier, tier.used_bytes]], tier.capacity_bytes, `${tier.tier} holds ${bytes(tier.used_bytes)}${of}`)] : []),
       element("p", "quiet", `${number(tier.blocks)} blocks, ${number(tier.evicted_blocks)} evicted; ${percent(tier.get_blocks, read)} of what was read${speed}`));
     made.dataset.tier = tier.tier;
     return made;
