@@ -19,7 +19,7 @@ struct Said {
 
 impl Said {
     async fn of(server: &Server) -> Self {
-        Self::of_all(&server.grpc()).await
+        Self::of_all(server.grpc()).await
     }
 
     /// Of these endpoints.

@@ -168,7 +168,7 @@ async fn a_node_answers_what_a_later_and_an_earlier_version_asks() {
         let updates = told(request).await;
         let last = updates.last().unwrap();
         let words: usize = updates.iter().map(|update| update.words.len()).sum();
-        assert!(last.complete && last.keys >= 4096 && words % 64 == 0, "{last:?}");
+        assert!(last.complete && last.keys >= 4096 && words.is_multiple_of(64), "{last:?}");
     }
     let lookup = LookupRequest {
         namespace_id: wire.namespace_id.clone(),

@@ -93,9 +93,9 @@ async fn an_engine_is_at_home_wherever_it_came_in() {
     for number in 0..6 {
         let instance = format!("vllm-{number}:8000");
         // Loads are gossiped: until all have heard of the engines before, they may differ about who has room.
-        for at in 0..3 {
+        for endpoint in &endpoints {
             wait_until("all know who is here", SERVER_WAIT, async || {
-                let (client, _) = client(&endpoints[at], ClientOptions::default()).await;
+                let (client, _) = client(endpoint, ClientOptions::default()).await;
                 let engines: u32 = client.members().list.iter().map(|member| member.engines).sum();
                 engines as usize == 3 + number
             })

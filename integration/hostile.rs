@@ -103,9 +103,6 @@ impl Hostile {
     }
 
     async fn end(mut self) {
-        for (name, count) in &self.counts {
-            println!("{name}: {}", count.load(Ordering::Relaxed));
-        }
         self.stop.store(true, Ordering::Relaxed);
         while let Some(ended) = self.running.join_next().await {
             ended.unwrap();
@@ -217,7 +214,6 @@ async fn hostile_words_at_every_port_cost_little_and_keep_nobody_out() {
         Good::connect(&server, way).await.round(200).await;
     }
     hostile.end().await;
-    println!("{rounds} rounds in {:?}, grown by {} MiB", start.elapsed(), (most - before) >> 20);
     assert!(most - before < GROWN_BYTES_MAX, "grown by {} MiB", (most - before) >> 20);
     assert_eq!(server.page("/livez").await.0, 200);
     assert_eq!(server.metric("kvstrata_request_panics_total").await, 0.0);

@@ -130,7 +130,7 @@ impl Nodes {
         assert!(slowest < CALL_MAX, "a call took {slowest:?}");
         let foreign: Vec<_> = turns.iter().filter(|turn| turn.foreign).copied().collect();
         assert!(ratio(&foreign) > 0.3, "others' conversations are found: {}", ratio(&foreign));
-        eprintln!("{} turns, {} calls failed: {:?}", turns.len(), failures.len(), failures.first());
+        assert!(failures.len() < turns.len(), "most calls are answered: {:?}", failures.first());
         for (node, server) in self.alive() {
             let quiet = async || {
                 let client =

@@ -208,7 +208,8 @@ impl Load {
         }
         for done in &self.engines {
             let Done { rounds, right, begun_again } = &**done;
-            println!("{rounds:?} rounds, {right:?} blocks right, begun {begun_again:?} times");
+            let [rounds, begun] = [rounds, begun_again].map(|one| one.load(Ordering::Relaxed));
+            assert!(begun < rounds, "{rounds} rounds, {right:?} blocks right, begun {begun} times");
         }
     }
 }
@@ -222,7 +223,7 @@ async fn engine(
 ) -> Result<()> {
     let options = ClientOptions {
         instance: Some(format!("engine-{number}")),
-        path: if number % 2 == 0 { Way::Bulk } else { Way::Grpc },
+        path: if number.is_multiple_of(2) { Way::Bulk } else { Way::Grpc },
         ..ClientOptions::default()
     };
     let client = Client::connect(endpoints, options).await?;

@@ -126,8 +126,9 @@ impl Load {
                 told: Arc::clone(&told),
             };
             let stop = stop.clone();
-            running
-                .spawn(async move { stop.run_until_cancelled(engine.run()).await.unwrap_or(()) });
+            running.spawn(async move {
+                stop.run_until_cancelled(Box::pin(engine.run())).await.unwrap_or(())
+            });
         }
         Self { told, stop, engines: running }
     }
@@ -236,7 +237,10 @@ impl Engine {
             let got = got.await;
             slowest = slowest.max(began.elapsed());
             self.told.lock().unwrap().wrong += seen.wrong;
-            got.map_err(|why| self.failed::<()>("get", &why)).ok();
+            if let Err(why) = got {
+                // What is missing is put again.
+                self.failed::<()>("get", &why).unwrap_or_default();
+            }
         }
         let ended = Instant::now();
         let ended = Turn { ended, expected: known, hit: seen.right, foreign, slowest };

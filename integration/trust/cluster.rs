@@ -96,6 +96,14 @@ async fn assert_nothing(nodes: &Nodes) {
     }
 }
 
+/// The first that each is told of is its own.
+async fn assert_told_of_own(sides: &[Side], watched: &mut [Watched]) {
+    for (own, (side, watched)) in (1000..).zip(sides.iter().zip(watched)) {
+        side.put(own..own + 1).await;
+        watched.assert_next(own..own + 1).await;
+    }
+}
+
 async fn assert_two_tenants(mode: &'static str) {
     let nodes = Nodes::start(3, mode).await;
     let a = nodes.side(0, A, Way::Grpc).await;
@@ -110,11 +118,7 @@ async fn assert_two_tenants(mode: &'static str) {
     told.assert_next(BLOCKS).await;
     assert_found(&nodes).await;
     assert_nothing(&nodes).await;
-    // The first that the other tenant is told of is its own.
-    for (own, (side, watched)) in (1000..).zip(others.iter().zip(&mut untold)) {
-        side.put(own..own + 1).await;
-        watched.assert_next(own..own + 1).await;
-    }
+    assert_told_of_own(&others, &mut untold).await;
     drop((a, others, told, untold));
     for log in nodes.stop(LEAVING).await {
         assert_no_token(&log);

@@ -59,6 +59,20 @@ impl Side {
         stored
     }
 
+    /// Puts blocks durably, each batch as often as it is refused for a full tier.
+    async fn put_all(&self, numbers: std::ops::Range<u32>) {
+        for from in numbers.clone().step_by(8) {
+            let to = (from + 8).min(numbers.end);
+            let batch = PutBatch { durable: true, ..batch(from..to, &PARTS) };
+            let taken = [PutOutcome::Stored, PutOutcome::Duplicate];
+            wait_until("they are on nvme", SERVER_WAIT, async || {
+                let report = self.handle.put(&self.session, &batch).await;
+                report.is_ok_and(|report| report.outcomes.iter().all(|one| taken.contains(one)))
+            })
+            .await;
+        }
+    }
+
     /// How many of the blocks come back, each with its own bytes.
     async fn hits(&self, numbers: std::ops::Range<u32>) -> usize {
         let mut seen = Seen::default();
@@ -174,6 +188,30 @@ async fn a_tenant_has_no_more_than_its_most_of_dram_and_of_nvme() {
     let series = "kvstrata_tenant_bytes{tenant=\"b\",tier=\"dram\"}";
     assert_eq!(metric(&server, None, series).await, 8.0 * MIB as f64);
     drop((quiet, greedy));
+    server.stop(&[]).await;
+}
+
+#[tokio::test]
+async fn reclaiming_flash_leaves_a_floor_to_whoever_is_quiet() {
+    let (files, disk) = (Files::new(), tempfile::tempdir().unwrap());
+    let tenants = "[a]\nnvme_floor = \"12MiB\"\ndram_max = \"2MiB\"\n";
+    let server = limited(&files, tenants).set("nvme.path", disk.path().to_str().unwrap());
+    let server = server.set("nvme.capacity", "64MiB").set("nvme.segment_bytes", "4MiB");
+    // Floors are held by writing again, which a budget of writes ends.
+    let server = server.set("nvme.daily_writes", "none");
+    let server = server.start().await;
+    let (quiet, noisy) =
+        (Side::open(&server, A, Way::Bulk).await, Side::open(&server, B, Way::Bulk).await);
+    quiet.put_all(0..128).await;
+    // Its blocks lie between those of the other, so that every segment holds some of both.
+    for from in (0..4096).step_by(256) {
+        noisy.put_all(from..from + 256).await;
+    }
+    let kept = quiet.hits(0..128).await;
+    assert!(kept >= 126, "{kept} of 128 are left");
+    assert!(noisy.hits(4000..4096).await > 48, "the neighbour has the rest");
+    assert!(metric(&server, None, "kvstrata_nvme_reclaimed_segments_total").await > 20.0);
+    drop((quiet, noisy));
     server.stop(&[]).await;
 }
 

@@ -413,7 +413,8 @@ impl Namespace {
         let hashes = self::hashes(hashes, self.hash_bytes)?;
         let (timeout, handle) = (timeout_of(py, timeout)?, handle.clone());
         Request::start(py, core, Tell { queue, tag }, |turn| async move {
-            Outcome::Touch(turn.at_once(timeout, handle.touch(&hashes)).await)
+            // Boxed: a call that may go over the network is large.
+            Outcome::Touch(turn.at_once(timeout, Box::pin(handle.touch(&hashes))).await)
         })
     }
 
@@ -443,7 +444,7 @@ impl Namespace {
         let hashes = self::hashes(hashes, self.hash_bytes)?;
         let (timeout, handle) = (timeout_of(py, timeout)?, handle.clone());
         Request::start(py, core, Tell { queue, tag }, |turn| async move {
-            let begun = turn.at_once(timeout, handle.prefetch(&hashes)).await;
+            let begun = turn.at_once(timeout, Box::pin(handle.prefetch(&hashes))).await;
             Outcome::Prefetch(begun.map(|begun| (begun.in_dram, begun.started)))
         })
     }

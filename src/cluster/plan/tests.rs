@@ -158,8 +158,8 @@ proptest! {
         for _ in 0..200 {
             let end = prefix.end();
             sightings = (1..members.len()).map(|member| {
-                let blocks = runs_of(&members[member], end, asked, 0).len();
-                Sighting { member: member as u32, blocks: Some(blocks as u32), can_answer: true }
+                let blocks = u32::try_from(runs_of(&members[member], end, asked, 0).len()).unwrap();
+                Sighting { member: u32::try_from(member).unwrap(), blocks: Some(blocks), can_answer: true }
             }).collect();
             let questions = prefix.questions(&sightings);
             if questions.is_empty() {
@@ -179,7 +179,7 @@ proptest! {
             prop_assert!(!is_lost(found.holder as usize));
         }
         let left = |at: u32| members.iter().enumerate().any(|(m, has)| !is_lost(m) && has[at as usize]);
-        let expected = (0..asked).take_while(|at| left(*at)).count() as u32;
+        let expected = u32::try_from((0..asked).take_while(|at| left(*at)).count()).unwrap();
         prop_assert_eq!(prefix.end(), expected);
         let of_lost = expected < asked
             && members.get(lost).is_some_and(|has| lost > 0 && has[expected as usize]);
