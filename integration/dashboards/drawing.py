@@ -30,7 +30,7 @@ STYLE = """
 body { margin: 0; padding: 12px; width: 1200px; background: #f5f6f8; color: #1a1f29;
   font: 12px/1.35 "DejaVu Sans", sans-serif; }
 h1 { font-size: 18px; margin: 0 0 2px; } h2 { font-size: 14px; margin: 12px 0 6px; }
-p { margin: 0; color: #5b6472; }
+p { margin: 6px 0 0; color: #5b6472; }
 .row { display: grid; grid-template-columns: repeat(3, 1fr); gap: 8px; }
 .panel { background: #fff; border: 1px solid #e1e4ea; border-radius: 6px; padding: 8px 10px; }
 .panel h3 { font-size: 13px; margin: 0 0 4px; }
@@ -172,6 +172,9 @@ def page(
     for (title, y), following in zip(board.rows, tops[1:], strict=True):
         panels = [panel for panel in board.panels if y < panel.place["y"] < following]
         panels.sort(key=lambda panel: (panel.place["y"], panel.place["x"]))
+        if all(line.largest == 0.0 for panel in panels for line in answers[panel.title]):
+            made.append(f"<p>Not drawn, for nothing but zeros: <b>{html.escape(title)}</b></p>")
+            continue
         shown = []
         for panel in panels:
             lines = answers[panel.title]

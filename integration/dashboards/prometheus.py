@@ -104,7 +104,6 @@ class Prometheus:
                 stderr=subprocess.STDOUT,
             )
         until(self._is_ready, "prometheus is ready")
-        self.started = time.time()
 
     def _is_ready(self) -> bool:
         assert self._process.poll() is None, self._log.read_text()
@@ -131,9 +130,11 @@ class Prometheus:
         assert told["status"] == "success", told
         return told["data"]
 
-    def series(self, query: str, seconds: float, step: float) -> list[dict[str, Any]]:
-        """What a query gives over the last seconds: labels and values."""
-        end = time.time()
+    def series(
+        self, query: str, seconds: float, step: float, end: float | None = None
+    ) -> list[dict[str, Any]]:
+        """What a query gives over the last seconds, or those before `end`: labels and values."""
+        end = time.time() if end is None else end
         begin = end - seconds
         found = self.ask("query_range", query=query, start=f"{begin}", end=f"{end}", step=f"{step}")
         return list(found["result"])

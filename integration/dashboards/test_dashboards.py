@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -122,11 +123,11 @@ def fires(watched: Watched, name: str, pod: str) -> None:
 
 
 def damage(directory: Path) -> None:
-    """Writes over some bytes of every page of a tier's segments."""
-    segments = [path for path in directory.rglob("*") if path.stat().st_size >= PAGE_BYTES]
+    """Writes over some bytes of every page of a tier's segments; some may leave meanwhile."""
+    segments = list(directory.glob("*.seg"))
     assert segments
     for path in segments:
-        with path.open("r+b") as file:
+        with suppress(FileNotFoundError), path.open("r+b") as file:
             for at in range(PAGE_BYTES // 2, path.stat().st_size, PAGE_BYTES):
                 file.seek(at)
                 file.write(b"damaged!")

@@ -24,11 +24,11 @@ CAPTION = (
 )
 
 
-def lines_of(watched: Watched, panel: Panel, seconds: float) -> list[Line]:
-    """What comes of its queries."""
+def lines_of(watched: Watched, panel: Panel, seconds: float, end: float) -> list[Line]:
+    """What comes of its queries, at the same moments."""
     lines = []
     for form, query in panel.queries:
-        for one in watched.prometheus.series(query, seconds, STEP_SECONDS):
+        for one in watched.prometheus.series(query, seconds, STEP_SECONDS, end):
             points = [(float(at), float(value)) for at, value in one["values"]]
             kept = [(at, value) for at, value in points if not math.isnan(value)]
             lines.append(Line(legend(form, one["metric"]), kept))
@@ -49,7 +49,7 @@ def test_pictures_of_the_dashboards(watched: Watched, tmp_path: Path) -> None:
         for path in sorted(DASHBOARDS.glob("*.json")):
             shown = board(path, watched.prometheus)
             end = time.time()
-            answers = {panel.title: lines_of(watched, panel, seconds) for panel in shown.panels}
+            answers = {p.title: lines_of(watched, p, seconds, end) for p in shown.panels}
             text = page(shown, answers, end - seconds, end, CAPTION.format(round(seconds / 60)))
             (tmp_path / "page.html").write_text(text, encoding="utf-8")
             browser.size(WIDTH + 24, 600)
