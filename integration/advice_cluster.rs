@@ -96,6 +96,10 @@ async fn any_node_tells_a_router_what_all_have_and_what_loading_it_costs_each_en
     assert!(far.load_ms > near.load_ms, "{far:?} {near:?}");
     assert!(far.credit_blocks < near.credit_blocks);
     // What the second one says of itself is what the first says of it.
+    wait_until("the second node knows of the first", SERVER_WAIT, async || {
+        knows(&b.told(0..50).await, "a")
+    })
+    .await;
     let itself = b.told(0..50).await;
     let said = &instance(&itself, "a").segments[0];
     let shares = said.est_load_ms / far.segments[0].est_load_ms;
