@@ -127,7 +127,7 @@ impl Load {
             };
             let stop = stop.clone();
             running.spawn(async move {
-                stop.run_until_cancelled(Box::pin(engine.run())).await.unwrap_or(())
+                stop.run_until_cancelled(Box::pin(engine.run())).await.unwrap_or(());
             });
         }
         Self { told, stop, engines: running }
