@@ -123,6 +123,18 @@ impl Reader {
     }
 }
 
+/// Each reads what the next node holds: a lookup says who that is. Nobody, where there is no other.
+async fn readers_of_next(nodes: &[Server], local: &[Reader]) -> Vec<Reader> {
+    let mut remote = Vec::new();
+    for (number, node) in nodes.iter().enumerate().filter(|_| nodes.len() > 1) {
+        let handle = open(&connect(node, Path::Bulk).await, "gets", BLOCK_BYTES).await;
+        let numbers = local[(number + 1) % nodes.len()].numbers.clone();
+        find_all(&handle, numbers.clone()).await;
+        remote.push(Reader { handle, numbers });
+    }
+    remote
+}
+
 async fn gets(nodes: &[Server]) {
     let each = (STORED / BLOCK_BYTES as usize / nodes.len()) as u64;
     let value = Bytes::from(vec![7; BLOCK_BYTES as usize]);
@@ -135,14 +147,7 @@ async fn gets(nodes: &[Server]) {
         assert_eq!(put(&handle, &session, numbers.clone(), &value, false).await, each);
         local.push(Reader { handle, numbers });
     }
-    // Each reads what the next node holds: a lookup says who that is.
-    let mut remote = Vec::new();
-    for (number, node) in nodes.iter().enumerate().filter(|_| nodes.len() > 1) {
-        let handle = open(&connect(node, Path::Bulk).await, "gets", BLOCK_BYTES).await;
-        let numbers = local[(number + 1) % nodes.len()].numbers.clone();
-        find_all(&handle, numbers.clone()).await;
-        remote.push(Reader { handle, numbers });
-    }
+    let remote = readers_of_next(nodes, &local).await;
     let stored = vec![7; STORED];
     let mut rows = vec![("floor, TCP", Vec::new()), ("get, own node", Vec::new())];
     if !remote.is_empty() {
